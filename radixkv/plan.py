@@ -1,0 +1,117 @@
+"""Plans: what the control plane tells the data plane to do. Frozen, serialisable structs of integers and bytes, no references.
+
+One plan moves one chunk record (or its leading part). The data plane answers each plan with one ``Done``.
+Buffers are planar (see ``radixkv.gpu.planar``) and hold ``tokens`` x ``layout.token_bytes`` bytes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from radixkv.types import PageIds
+
+
+class Outcome(StrEnum):
+    """How a plan ended. Everything but OK is a miss to the requests that wait for it."""
+
+    OK = "ok"
+    MISSING = "missing"
+    CORRUPT = "corrupt"
+    ERROR = "error"
+    REFUSED = "refused"
+
+
+class _Plan(msgspec.Struct, frozen=True, gc=False):
+    id: int
+
+
+class StorePlan(_Plan, frozen=True, tag="store", gc=False):
+    """Device to host: pack the first ``tokens`` tokens of ``pages`` (int32 bytes, in order) into host slot ``slot``."""
+
+    pages: bytes
+    tokens: int
+    slot: int
+
+
+class LoadPlan(_Plan, frozen=True, tag="load", gc=False):
+    """Host to device: from the buffer at ``slot`` (of ``tokens`` tokens), unpack pages from ``first_page`` on into ``pages``."""
+
+    slot: int
+    staging: bool
+    tokens: int
+    first_page: int
+    pages: bytes
+
+
+class ReadPlan(_Plan, frozen=True, tag="read", gc=False):
+    """Keyed tier to host memory: read, verify and decode the chunk ``key`` of ``tokens`` tokens into ``slot``."""
+
+    key: bytes
+    tokens: int
+    slot: int
+    staging: bool
+
+
+class WritePlan(_Plan, frozen=True, tag="write", gc=False):
+    """Host slot to keyed tier: one index row (see ``protocols.IndexRow``) and its payload."""
+
+    slot: int
+    key: bytes
+    parent: bytes
+    root: bytes
+    tokens: bytes
+    last_use: int
+
+
+class DeletePlan(_Plan, frozen=True, tag="delete", gc=False):
+    """Remove these keys from the keyed tier, in the order of the writes around it."""
+
+    keys: tuple[bytes, ...]
+
+
+class NamePlan(_Plan, frozen=True, tag="name", gc=False):
+    """Say in clear, in the keyed tier's table of namespaces, what a root key stands for."""
+
+    root: bytes
+    parts: tuple[tuple[str, str], ...]
+
+
+class TouchPlan(_Plan, frozen=True, tag="touch", gc=False):
+    """New last uses (a logical counter) of stored chunks: written along with other writes."""
+
+    uses: tuple[tuple[bytes, int], ...]
+
+
+Plan: TypeAlias = StorePlan | LoadPlan | ReadPlan | WritePlan | DeletePlan | NamePlan | TouchPlan
+
+
+class Done(msgspec.Struct, frozen=True, gc=False):
+    """The end of plan ``id``. stored_bytes: bytes the record takes of the tier's cap (writes). seconds: time the plan itself ran."""
+
+    id: int
+    outcome: Outcome
+    stored_bytes: int = 0
+    seconds: float = 0.0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
+
+
+def encode(plan: Plan) -> bytes:
+    """MessagePack bytes of a plan, for executors in other processes."""
+    return _encoder.encode(plan)
+
+
+def decode(data: bytes) -> Plan:
+    """The plan that ``encode`` wrote. Raises msgspec.ValidationError for anything else."""
+    return _decoder.decode(data)
+
+
+def page_ids(pages: bytes) -> PageIds:
+    """The page ids of a plan as a read-only int32 array."""
+    return np.frombuffer(pages, np.int32)

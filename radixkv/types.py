@@ -1,0 +1,24 @@
+"""Typed names for the integers that cross module borders. Units: pages, tokens, bytes, seconds."""
+
+from __future__ import annotations
+
+from typing import NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+PageId = NewType("PageId", int)
+"""Index of a device page in the pool."""
+
+HostSlot = NewType("HostSlot", int)
+"""Index of a quarter-chunk unit in a host arena; a whole chunk takes four, starting at a multiple of four."""
+
+ChunkKey = NewType("ChunkKey", bytes)
+"""SHA-256 over namespace, shard, parent and tokens: the name of a chunk in a keyed tier (32 bytes)."""
+
+PageIds: TypeAlias = npt.NDArray[np.int32]
+Tokens: TypeAlias = npt.NDArray[np.int32]
+Slots: TypeAlias = npt.NDArray[np.int64]
+
+TOKEN_BYTES = 4
+"""A token is an int32, little endian, wherever tokens are kept as bytes."""
