@@ -1,0 +1,1 @@
+"""The ``radixkv`` command. Needs the [cli] extra (typer, rich)."""
