@@ -1,0 +1,8 @@
+"""Run every measurement in turn."""
+
+from __future__ import annotations
+
+from bench import chunk_key
+
+if __name__ == "__main__":
+    chunk_key.main()
