@@ -1,0 +1,211 @@
+"""The CPU reference device: readable torch on one page tensor.
+
+It is what the demo runs on and the oracle for faster devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.errors import ConfigError
+from radixkv.gpu import attention, planar
+from radixkv.layout import KVLayout
+from radixkv.protocols import Fence
+from radixkv.types import PageIds
+
+CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class DoneFence:
+    """The fence of a device that has ended its work before a call returns."""
+
+    def done(self) -> bool:
+        """Always True."""
+        return True
+
+
+class TorchDevice:
+    """Pages of one cache group in CPU memory; implements ``protocols.Device``.
+
+    Bytes move as integers, so every bit survives. kv: the page tensor, [layers, K and V, pages, page_tokens, kv_heads,
+    head_dim] of the layout's dtype. scales: uint8 [layers, K and V, pages, page_tokens, kv_heads, scale_bytes] (empty
+    without scales); they go wherever their page goes. A call has ended when it returns. Calls on different pages may
+    run in several threads; keeping them apart is the control plane's work. Raises ConfigError for a torch device other
+    than "cpu".
+    """
+
+    def __init__(self, layout: KVLayout, pages: int, torch_device: str = "cpu") -> None:
+        if torch_device != "cpu":
+            raise ConfigError(
+                f"torch_device {torch_device!r} is not cpu, the only place the reference device keeps pages"
+            )
+        group = layout.group
+        self.layout = layout
+        self.pages = pages
+        shape = (group.layers, 2, pages, layout.page_tokens, group.kv_heads)
+        self.kv = torch.zeros((*shape, group.head_dim), dtype=getattr(torch, group.dtype))
+        self.scales = torch.zeros((*shape, group.scale_bytes), dtype=torch.uint8)
+        words = torch.uint8 if group.item_bytes == 1 else torch.int16 if group.item_bytes == 2 else torch.int32
+        # the same memory as unsigned integers, one row a token
+        per_token = (group.layers, 2, pages, layout.page_tokens, -1)
+        self._words = (
+            self.kv.view(words)
+            .numpy()
+            .view(planar.WORDS[group.item_bytes])
+            .reshape(*per_token[:-1], group.kv_heads * group.head_dim)
+        )
+        self._scales = self.scales.numpy().reshape(*per_token[:-1], group.kv_heads * group.scale_bytes)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the pool: pages x page_tokens."""
+        return self.pages * self.layout.page_tokens
+
+    def fence(self, stream: Any = None) -> Fence:
+        """A fence for all work queued so far: done, since nothing is ever queued."""
+        return DoneFence()
+
+    def write(self, layer: int, slots: Any, k: Tensor, v: Tensor) -> None:
+        """Write new K and V by slot mapping.
+
+        slots: int64 [n], -1 skips that token; k, v: [>= n, kv_heads, head_dim], of which n rows count. Values of
+        another float type are converted. Raises ValueError for a slot outside the pool, too few rows or a type that
+        would need a scale.
+        """
+        index = torch.as_tensor(slots)
+        count = len(index)
+        if not count:
+            return
+        if len(k) < count or len(v) < count:
+            raise ValueError(f"{count} slots need as many rows of K and V, not {len(k)} and {len(v)}")
+        low, high = (int(x) for x in torch.aminmax(index))
+        if low < -1 or high >= self.slots:
+            raise ValueError(f"slot {low if low < -1 else high} is outside [-1, {self.slots - 1}]")
+        if k.dtype != self.kv.dtype and not (k.dtype in CASTABLE and self.kv.dtype in CASTABLE):
+            raise ValueError(f"{k.dtype} cannot be written to pages of {self.kv.dtype} without a scale")
+        rows: Any = slice(0, count)
+        if low < 0:
+            rows = (index >= 0).nonzero().flatten()
+            index = index[rows]
+        for side, values in enumerate((k, v)):
+            self.kv[layer, side].flatten(0, 1).index_copy_(0, index.long(), values[rows].to(self.kv.dtype))
+
+    def gather_pages(self, layer: int, page_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of whole pages (int32 or int64 ids, in order): two copies of [pages * page_tokens, kv_heads,
+        head_dim].
+        """
+        k, v = (self.kv[layer, side].index_select(0, page_ids).flatten(0, 1) for side in (0, 1))
+        return k, v
+
+    def gather(self, layer: int, block_table: Any, length: int) -> tuple[Tensor, Tensor]:
+        """K and V of the first ``length`` tokens of a block table: two copies of [length, kv_heads, head_dim].
+
+        Table entries past the length are never read. Raises ValueError for a bad page id in front of it or a table that
+        is too short.
+        """
+        used = -(-length // self.layout.page_tokens)
+        ids = self._checked(np.asarray(block_table)[:used], used)
+        k, v = self.gather_pages(layer, torch.from_numpy(ids))
+        return k[:length], v[:length]
+
+    def attention(
+        self,
+        layer: int,
+        q: Tensor,
+        block_tables: Any,
+        lengths: Any,
+        *,
+        query_lengths: Any = None,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Paged attention of a batch, in float32: decode, or causal prefill over cached context.
+
+        q: [queries, q_heads, head_dim], sequences one after another. block_tables: int32 [batch, columns]. lengths:
+        tokens of each sequence, its new ones included (0: its rows give zeros and an LSE of -inf). query_lengths: new
+        tokens of each sequence (default 1 each), aligned to its end. scale: default head_dim ** -0.5. window: tokens
+        seen, the current one included. Returns the output [queries, q_heads, head_dim] in q's dtype and the natural
+        log-sum-exp [queries, q_heads] in float32. Raises ValueError as ``gather`` does, and when the query lengths do
+        not sum to the rows of q.
+        """
+        counts = [1] * len(lengths) if query_lengths is None else [int(n) for n in query_lengths]
+        if len(counts) != len(lengths) or sum(counts) != len(q):
+            raise ValueError(f"{len(lengths)} sequences with {sum(counts)} queries do not fit q of {len(q)} rows")
+        parts = []
+        for rows, table, length in zip(torch.split(q, counts), block_tables, lengths, strict=True):
+            k, v = self.gather(layer, table, int(length))
+            parts.append(attention.attend(rows, k, v, scale=scale, window=window))
+        out = torch.cat([part[0] for part in parts]) if parts else q.clone()
+        lse = torch.cat([part[1] for part in parts]) if parts else q.new_empty((0, q.shape[1]), dtype=torch.float32)
+        return out, lse
+
+    def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:
+        """Copy whole pages with their scales, at once. Raises ValueError for page ids outside the pool."""
+        source, destination = (self._checked(ids, len(source)) for ids in (source, destination))
+        for store in (self._words, self._scales):
+            store[:, :, destination] = store[:, :, source]
+        return None
+
+    def pack(self, pages: PageIds, tokens: int, into: memoryview) -> None:
+        """Gather the first ``tokens`` tokens of ``pages`` into a planar buffer.
+
+        Raises ValueError for a bad page id or buffer length.
+        """
+        parts = planar.view(into, self.layout, tokens)
+        used = -(-tokens // self.layout.page_tokens)
+        ids = self._checked(pages[:used], used)
+        width = self._words.shape[-1]
+        # one layer at a time: the scratch stays in the core's cache
+        words = np.empty((used, self.layout.page_tokens, width), self._words.dtype)
+        rows = words.reshape(-1, width)[:tokens]
+        scratch = np.empty_like(rows)
+        for layer in range(len(self._words)):
+            for side in (0, 1):
+                np.take(self._words[layer, side], ids, axis=0, out=words, mode="clip")
+                planar.split(rows, parts.planes[:, layer, side], scratch)
+        if parts.scales.size:
+            taken = self._scales[:, :, ids]
+            parts.scales[:] = taken.reshape(*taken.shape[:2], -1, taken.shape[-1])[:, :, :tokens]
+
+    def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
+        """Scatter a planar buffer's pages from ``first_page`` on into ``pages``; slots past the buffer's tokens stay as
+        they are.
+
+        Raises ValueError for a bad page id, a wrong buffer length or more pages than the buffer has.
+        """
+        parts = planar.view(buffer, self.layout, tokens)
+        ids, size = self._checked(pages, len(pages)), self.layout.page_tokens
+        start = first_page * size
+        if first_page < 0 or (len(ids) and start + (len(ids) - 1) * size >= tokens):
+            raise ValueError(
+                f"pages {first_page} to {first_page + len(ids) - 1} are not all in a buffer of {tokens} tokens"
+            )
+        end = min(tokens, start + len(ids) * size)
+        words = np.empty((end - start, self._words.shape[-1]), self._words.dtype)
+        scratch = np.empty_like(words)
+        for layer in range(len(self._words)):
+            for side in (0, 1):
+                planar.merge(parts.planes[:, layer, side, start:end], words, scratch)
+                self._scatter(self._words[layer, side], ids, words)
+                if parts.scales.size:
+                    self._scatter(self._scales[layer, side], ids, parts.scales[layer, side, start:end])
+
+    def _scatter(self, store: planar.Words, ids: PageIds, rows: planar.Words) -> None:
+        size = self.layout.page_tokens
+        whole = len(rows) // size
+        store[ids[:whole]] = rows[: whole * size].reshape(whole, size, store.shape[-1])
+        if len(rows) % size:
+            store[ids[whole], : len(rows) % size] = rows[whole * size :]
+
+    def _checked(self, pages: Any, count: int) -> PageIds:
+        ids = np.ascontiguousarray(pages, dtype=np.int32)
+        if len(ids) != count:
+            raise ValueError(f"{len(ids)} page ids where {count} are needed")
+        if count and (int(ids.min()) < 0 or int(ids.max()) >= self.pages):
+            bad = int(ids[(ids < 0) | (ids >= self.pages)][0])
+            raise ValueError(f"page id {bad} is outside [0, {self.pages - 1}]")
+        return ids
