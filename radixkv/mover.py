@@ -129,7 +129,7 @@ class ManualMover:
         return done
 
     def finish_all(self, seed: int | None = None) -> list[Done]:
-        """End plans until none is queued, in order, or with a seed at random (changes of the keyed tier stay in order)."""
+        """End plans until none is queued, in order, or with a seed at random (changes of the tier stay in order)."""
         chance = None if seed is None else random.Random(seed)
         ended = []
         while self.plans:
