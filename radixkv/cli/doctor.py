@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from radixkv import __version__
@@ -205,5 +206,5 @@ def _show(found: dict[str, str], checks: list[Check]) -> None:
     console.print(table)
     table = Table("check", "result", "detail", title="Checks", title_justify="left")
     for check in checks:
-        table.add_row(check.name, f"[{STYLES[check.status]}]{check.status}[/]", check.detail)
+        table.add_row(check.name, f"[{STYLES[check.status]}]{check.status}[/]", escape(check.detail))
     console.print(table)

@@ -104,3 +104,10 @@ def test_doctor_notices_a_disk_that_changes_bytes(tmp_path: Path, monkeypatch: p
     check = doctor_module.check_disk(tmp_path)
     assert check.status == "failed"
     assert "bytes changed" in check.detail
+
+
+@pytest.mark.gpu
+def test_doctor_pins_memory_and_copies_it() -> None:
+    check = doctor_module.check_pinned()
+    assert check.status == "ok"
+    assert "GB/s to the device" in check.detail
