@@ -12,7 +12,7 @@ from radixkv.keys import chunk_key, root_key
 
 def main(repeats: int = 7, calls: int = 5000) -> None:
     """Print the fastest of ``repeats`` runs of ``calls`` digests."""
-    root = root_key(b"bench", (), ())
+    root = root_key(b"bench", ())
     for size in (64, 128, 256, 512):
         tokens = np.arange(size, dtype=np.int32).tobytes()
         best = min(timeit.repeat(partial(chunk_key, root, tokens), repeat=repeats, number=calls)) / calls

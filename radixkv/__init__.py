@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from radixkv.keys import Namespace as Namespace
     from radixkv.layout import KVLayout as KVLayout
     from radixkv.lease import Lease as Lease
+    from radixkv.match import Match as Match
     from radixkv.stats import Cleared as Cleared
     from radixkv.stats import Hit as Hit
-    from radixkv.stats import Match as Match
     from radixkv.stats import Stats as Stats
     from radixkv.wiring import open as open
 
@@ -48,7 +48,8 @@ _EXPORTS = {
     "Namespace": "keys",
     "Cache": "cache",
     "Lease": "lease",
-    **dict.fromkeys(("Match", "Hit", "Cleared", "Stats"), "stats"),
+    "Match": "match",
+    **dict.fromkeys(("Hit", "Cleared", "Stats"), "stats"),
     **dict.fromkeys(
         (
             "RadixKVError",

@@ -148,7 +148,7 @@ def _round_trip(folder: str) -> tuple[float, float]:
 
     # As planar KV is: a plane that compresses, then one that does not.
     payloads = [bytes(CHUNK_BYTES // 2) + os.urandom(CHUNK_BYTES // 2) for _ in range(CHUNKS)]
-    key = root = root_key(b"radixkv doctor", (), ())
+    key = root = root_key(b"radixkv doctor", ())
     items = []
     for i, payload in enumerate(payloads):
         tokens = i.to_bytes(4, "little") * 256
