@@ -1,0 +1,1 @@
+"""Tiers: where bytes of chunks are kept. Each module is imported by name; the disk tier needs the ``disk`` extra."""

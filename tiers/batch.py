@@ -1,0 +1,106 @@
+"""One write transaction of the disk tier, all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from radixkv.plan import Outcome
+from radixkv.tiers.census import delete_record, name_cost, segment_key, take_census
+from radixkv.tiers.index import Gauges, Row, pack_row, unpack_row
+from radixkv.tiers.lmdb_env import Store
+from radixkv.tiers.record import Record, cut
+
+if TYPE_CHECKING:
+    from lmdb import Transaction
+
+
+class Put(NamedTuple):
+    """A record to write. position: where its item stands in the caller's list."""
+
+    position: int
+    key: bytes
+    row: Row
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction does, in this order. touches: key and new last use. names: root key and the entry for it."""
+
+    deletes: Sequence[bytes] = ()
+    puts: Sequence[Put] = ()
+    touches: Sequence[tuple[bytes, int]] = ()
+    names: Sequence[tuple[bytes, bytes]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a store holds between transactions."""
+
+    gauges: Gauges
+    names_bytes: int
+
+
+class Applied(NamedTuple):
+    """A transaction's end. outcomes: one per put. deleted: rows there were. stored: bytes written."""
+
+    state: State
+    outcomes: list[tuple[Outcome, int]]
+    deleted: int
+    stored: int
+
+
+def apply(store: Store, batch: Batch, state: State, capacity_bytes: int, names_limit: int) -> Applied:
+    """Run ``batch`` in one transaction. Puts past ``capacity_bytes``, or whose key names another chunk, are refused.
+
+    Raises lmdb.Error or OSError, and then nothing has changed.
+    """
+    gauges = state.gauges
+    names_bytes = state.names_bytes
+    outcomes: list[tuple[Outcome, int]] = []
+    deleted = stored = 0
+    certain = True
+    with store.writing() as txn:
+        for key in batch.deletes:
+            found, row = delete_record(store, txn, key)
+            deleted += found
+            certain &= found == (row is not None)
+            gauges = gauges if row is None else gauges.minus(row)
+        for put in batch.puts:
+            found, old = _row(store, txn, put.key)
+            after = (gauges if old is None else gauges.minus(old)).plus(put.row)
+            if (old is not None and not old.same_chunk(put.row)) or after.used_bytes > capacity_bytes:
+                outcomes.append((Outcome.REFUSED, 0))
+                continue
+            delete_record(store, txn, put.key)
+            _store(store, txn, put)
+            certain &= found == (old is not None)
+            gauges = after
+            stored += put.row.cost
+            outcomes.append((Outcome.OK, put.row.cost))
+        for key, last_use in batch.touches:
+            _, row = _row(store, txn, key)
+            if row is not None and row.last_use != last_use:
+                txn.put(key, pack_row(key, msgspec.structs.replace(row, last_use=last_use)), db=store.index)
+        for root, entry in batch.names:
+            if names_bytes + name_cost(entry) <= names_limit and txn.put(root, entry, overwrite=False, db=store.names):
+                names_bytes += name_cost(entry)
+    if not certain:  # a row that went could not be read, so what it took is not known
+        gauges = take_census(store).gauges
+    return Applied(State(gauges, names_bytes), outcomes, deleted, stored)
+
+
+def _row(store: Store, txn: Transaction[bytes], key: bytes) -> tuple[bool, Row | None]:
+    """Whether ``key`` has a row, and the row if its checksum fits."""
+    data = txn.get(key, db=store.index)
+    return data is not None, None if data is None else unpack_row(key, data)
+
+
+def _store(store: Store, txn: Transaction[bytes], put: Put) -> None:
+    with txn.cursor(store.payload) as cursor:
+        cursor.putmulti((segment_key(put.key, number), segment) for number, segment in enumerate(cut(put.record)))
+    txn.put(put.key, pack_row(put.key, put.row), db=store.index)

@@ -1,0 +1,332 @@
+"""The disk tier: chunks in LMDB, compressed and checksummed, under a hard cap of bytes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import lmdb
+import msgspec
+
+from radixkv.errors import ConfigError
+from radixkv.plan import Outcome
+from radixkv.protocols import IndexRow, TierStats, WriteItem
+from radixkv.tiers.batch import Batch, Put, State, apply
+from radixkv.tiers.census import KEY_BYTES, segment_key
+from radixkv.tiers.folder import claim_folder
+from radixkv.tiers.index import Row, index_row, row_bytes, unpack_row
+from radixkv.tiers.lmdb_env import Unavailable
+from radixkv.tiers.opening import open_store
+from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, pack_record, read_header, unpack_record
+from radixkv.tiers.space import Space, record_cost, segment_count
+from radixkv.types import TOKEN_BYTES
+
+_log = logging.getLogger(__name__)
+
+_DELETE_BYTES = 64 << 20
+"""Records deleted by one transaction: LMDB keeps the list of the pages they free in one value."""
+
+_SYNC_BYTES = 64 << 20
+"""Bytes written without a sync at most, where transactions are not synced."""
+
+_SCAN_ROWS = 1024
+_TROUBLE = (lmdb.Error, OSError)
+
+Names = tuple[tuple[str, str], ...]
+Written = list[tuple[Outcome, int]]
+
+
+class DiskTier:
+    """A ``radixkv.protocols.Tier`` in the folder ``path``, which one writer locks and several models may share.
+
+    capacity_bytes (given): hard cap of the data file, fixed while open; a smaller one than last time evicts the least
+    recently used. capacity_bytes (of the tier): what ``footprint`` and ``used_bytes`` are counted against, see
+    ``radixkv.tiers.space.Space``; keep below it by deleting ahead, for what does not fit is refused. item_bytes:
+    bytes of an element (1, 2, 4), a hint for the codec. chunk_bytes, chunk_tokens: size of a whole chunk. sync: a
+    batch is durable when ``write`` returns; without it a killed process loses nothing, a power cut may cost the
+    store.
+
+    Raises ConfigError (a cap below one chunk, a folder that cannot be written), StoreLocked, StoreFormat. A file that
+    was cut short or is no store is moved aside with a warning. Nothing raises later: trouble is an outcome, and
+    counted.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        capacity_bytes: int,
+        *,
+        item_bytes: int,
+        chunk_bytes: int,
+        chunk_tokens: int = 256,
+        sync: bool = True,
+    ) -> None:
+        if item_bytes not in (1, 2, 4):
+            raise ConfigError(f"item_bytes must be 1, 2 or 4, not {item_bytes}")
+        self._item_bytes = item_bytes
+        self._chunk = (chunk_bytes, chunk_tokens)
+        self._sync = sync
+        self._space = Space.divide(capacity_bytes, chunk_bytes, self.footprint(chunk_bytes))
+        self.capacity_bytes = self._space.capacity_bytes
+        self._deletes_at_once = max(1, _DELETE_BYTES // self.footprint(chunk_bytes))
+        self._folder, self._lock = claim_folder(path)
+        try:
+            self._store, census = open_store(self._folder, self._space, sync)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._state = State(census.gauges, census.names_bytes)
+        self._counts: Counter[str] = Counter(corrupt=len(census.damaged))
+        self._counting = threading.Lock()
+        self._writing = threading.Lock()
+        self._owed: dict[bytes, None] = {}
+        self._unsynced = 0
+        self._failing = False
+
+    def footprint(self, raw_bytes: int) -> int:
+        """Upper bound of the bytes a payload of ``raw_bytes`` takes of ``capacity_bytes``: as if not compressed."""
+        chunk_bytes, chunk_tokens = self._chunk
+        tokens = -(-raw_bytes * chunk_tokens // chunk_bytes)
+        return record_cost(HEADER_BYTES + raw_bytes, row_bytes(tokens))
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key has an index row."""
+        try:
+            with self._store.reading() as txn:
+                return [txn.get(key, db=self._store.index) is not None for key in keys]
+        except _TROUBLE as error:
+            self._trouble(error)
+            return [False] * len(keys)
+
+    def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[Outcome]:
+        """Read, verify and decode each record into its buffer, whose length must be the record's raw size.
+
+        One transaction per record: a long one would keep the writer from using freed pages again. A buffer whose
+        outcome is not OK holds anything.
+        """
+        return [self._read(key, buffer) for key, buffer in zip(keys, into, strict=True)]
+
+    def _read(self, key: bytes, into: memoryview) -> Outcome:
+        store = self._store
+        try:
+            with store.reading() as txn:
+                first = txn.get(segment_key(key, 0), db=store.payload)
+                if first is None:
+                    if txn.get(key, db=store.index) is None:
+                        return Outcome.MISSING
+                    raise CorruptRecord("its first segment is gone")
+                header = read_header(first, key, len(into))
+                with txn.cursor(store.payload) as cursor:
+                    cursor.set_key(segment_key(key, 0))
+                    found = islice(cursor.iternext(keys=False), segment_count(header.nbytes))
+                    unpack_record(header, list(found), into)
+            return Outcome.OK
+        except CorruptRecord as error:
+            _log.warning("disk store %s: chunk %s: %s", self._folder, key.hex()[:16], error)
+            self._count("corrupt")
+            return Outcome.CORRUPT
+        except _TROUBLE as error:
+            self._trouble(error)
+            if isinstance(error, lmdb.PanicError):
+                self._heal()
+            return Outcome.ERROR
+
+    def write(
+        self,
+        items: Sequence[WriteItem],
+        delete: Sequence[bytes] = (),
+        touch: Sequence[tuple[bytes, int]] = (),
+        names: Sequence[tuple[bytes, Names]] = (),
+    ) -> Written:
+        """One durable batch: deletes, then writes, then last uses and names, in transactions of ``Space.batch_bytes``.
+
+        Per item (outcome, bytes it takes of the cap). Refused: no room, over a quarter of the cap, or a key that names
+        another chunk. Deletes that fail are tried again by the next call that writes.
+        """
+        out: Written = [(Outcome.ERROR, 0)] * len(items)
+        if self._store.forked:
+            return out
+        entries = [(root, msgspec.json.encode(parts)) for root, parts in names]
+        with self._writing:
+            deletes = self._delete_most([*self._owed, *delete])
+            puts: list[Put] = []
+            size = 0
+            for position, item in enumerate(items):
+                put = self._put(position, item)
+                if put.row.cost > self._space.record_limit:
+                    out[position] = (Outcome.REFUSED, 0)
+                    self._count("refused")
+                    continue
+                if puts and size + put.row.cost > self._space.batch_bytes:
+                    self._commit(Batch(deletes, puts), out)
+                    deletes, puts, size = [], [], 0
+                puts.append(put)
+                size += put.row.cost
+            if deletes or puts or touch or entries:
+                self._commit(Batch(deletes, puts, touch, entries), out)
+        return out
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """Remove records; how many there were. What fails is tried again by the next call that writes."""
+        if self._store.forked:
+            return 0
+        with self._writing:
+            before = self._counts["deleted"]
+            rest = self._delete_most([*self._owed, *keys])
+            if rest:
+                self._commit(Batch(rest), [])
+            return self._counts["deleted"] - before
+
+    def scan(self) -> Iterator[IndexRow]:
+        """All index rows whose checksum fits, in the order of their keys. No transaction stays open between rows."""
+        after = b""
+        while True:
+            rows, last = self._some_rows(after)
+            yield from rows
+            if last <= after:  # the end, or keys out of order
+                return
+            after = last
+
+    def _some_rows(self, after: bytes) -> tuple[list[IndexRow], bytes]:
+        rows: list[IndexRow] = []
+        last = b""
+        try:
+            with self._store.reading() as txn, txn.cursor(self._store.index) as cursor:
+                if not cursor.set_range(after + b"\0"):
+                    return rows, last
+                for view, data in islice(cursor, _SCAN_ROWS):
+                    last = bytes(view)
+                    row = unpack_row(last, bytes(data))
+                    if row is None:
+                        self._count("corrupt")
+                    else:
+                        rows.append(index_row(last, row))
+        except _TROUBLE as error:
+            self._trouble(error)
+            return [], b""
+        return rows, last
+
+    def names(self) -> dict[bytes, Names]:
+        """The table of namespaces: root key to its parts in clear."""
+        try:
+            with self._store.reading() as txn:
+                stored = [(bytes(root), bytes(entry)) for root, entry in txn.cursor(self._store.names)]
+        except _TROUBLE as error:
+            self._trouble(error)
+            return {}
+        out = {}
+        for root, entry in stored:
+            try:
+                out[root] = msgspec.json.decode(entry, type=Names)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._count("corrupt")
+        return out
+
+    def stats(self) -> TierStats:
+        """Gauges, as a fresh walk would give them, and counts since the tier was opened."""
+        gauges = self._state.gauges
+        return TierStats(
+            entries=gauges.entries,
+            used_bytes=gauges.used_bytes,
+            capacity_bytes=self.capacity_bytes,
+            raw_bytes=gauges.raw_bytes,
+            payload_bytes=gauges.payload_bytes,
+            refused=self._counts["refused"],
+            corrupt=self._counts["corrupt"],
+            errors=self._counts["errors"],
+            full=self._counts["full"],
+        )
+
+    def close(self) -> None:
+        """Wait for calls that run, sync and close. Idempotent; later calls end in ERROR or find nothing."""
+        if self._store.forked:
+            return
+        with self._writing:
+            self._store.close()
+            self._lock.release()
+
+    def _put(self, position: int, item: WriteItem) -> Put:
+        row, payload = item.row, item.payload.cast("B")
+        if len(payload) != row.raw_bytes or len(row.key) != KEY_BYTES:
+            raise ValueError(f"{len(payload)} payload bytes, not {row.raw_bytes}, or a key of {len(row.key)} bytes")
+        record = pack_record(row.key, row.root, len(row.tokens) // TOKEN_BYTES, self._item_bytes, payload)
+        stored = Row(row.parent, row.root, row.tokens, row.last_use, row.raw_bytes, record.nbytes)
+        return Put(position, row.key, stored, record)
+
+    def _delete_most(self, keys: list[bytes]) -> list[bytes]:
+        """Delete in transactions of their own while there are more keys than one may take; the keys that are left."""
+        self._owed.clear()
+        while len(keys) > self._deletes_at_once:
+            self._commit(Batch(keys[: self._deletes_at_once]), [])
+            keys = keys[self._deletes_at_once :]
+        return keys
+
+    def _commit(self, batch: Batch, out: Written) -> None:
+        """Apply a batch, its puts' outcomes into ``out``; a full map gets a second try with freed pages settled."""
+        try:
+            try:
+                outcomes = self._apply(batch)
+            except lmdb.MapFullError:
+                self._count("full")
+                if batch.deletes:
+                    self._apply(Batch(batch.deletes))
+                    batch = Batch((), batch.puts, batch.touches, batch.names)
+                self._store.settle()
+                outcomes = self._apply(batch)
+            self._failing = False
+        except lmdb.MapFullError:
+            self._owed.update(dict.fromkeys(batch.deletes))
+            outcomes = [(Outcome.REFUSED, 0)] * len(batch.puts)
+        except _TROUBLE as error:
+            self._trouble(error)
+            self._owed.update(dict.fromkeys(batch.deletes))
+            outcomes = [(Outcome.ERROR, 0)] * len(batch.puts)
+        for put, (outcome, stored) in zip(batch.puts, outcomes, strict=True):
+            out[put.position] = (outcome, stored)
+            if outcome is Outcome.OK:
+                self._owed.pop(put.key, None)
+            elif outcome is Outcome.REFUSED:
+                self._count("refused")
+
+    def _apply(self, batch: Batch) -> Written:
+        limits = (self._space.capacity_bytes, self._space.map_bytes // 64)
+        try:
+            applied = apply(self._store, batch, self._state, *limits)
+        except (lmdb.PanicError, Unavailable):
+            self._store.reconnect()
+            applied = apply(self._store, batch, self._state, *limits)
+        self._state = applied.state
+        self._count("deleted", applied.deleted)
+        self._unsynced += applied.stored
+        if not self._sync and self._unsynced >= _SYNC_BYTES:
+            self._store.flush()
+            self._unsynced = 0
+        return applied.outcomes
+
+    def _heal(self) -> None:
+        """Open the environment anew if it still refuses everything: readers should not wait for the next write."""
+        try:
+            with self._writing:
+                try:
+                    with self._store.reading():
+                        pass
+                except lmdb.PanicError:
+                    self._store.reconnect()
+        except _TROUBLE as error:
+            self._trouble(error)
+
+    def _count(self, name: str, by: int = 1) -> None:
+        with self._counting:
+            self._counts[name] += by
+
+    def _trouble(self, error: Exception) -> None:
+        """Count an error, and say the first of a run of them."""
+        if self._store.forked:  # another thread may have held the locks when this process was forked
+            return
+        self._count("errors")
+        if not self._failing and not isinstance(error, Unavailable):
+            self._failing = True
+            _log.warning("disk store %s: %s: %s", self._folder, type(error).__name__, error)

@@ -1,0 +1,142 @@
+"""A store's folder: the lock of its one writer, and the data file's check before anyone maps it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+import weakref
+from pathlib import Path
+
+from radixkv.errors import ConfigError, StoreFormat, StoreLocked
+
+DATA_FILE = "data.mdb"
+READERS_FILE = "lock.mdb"
+WRITER_FILE = "writer.lock"
+COPY_FILE = "data.mdb.new"
+
+_log = logging.getLogger(__name__)
+
+_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+class WriterLock:
+    """An exclusive lock on a store's folder. The kernel drops it when its process dies, however it dies.
+
+    Raises StoreLocked naming the folder where it is held already, by this process too; OSError where no lock file can
+    be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._fd = os.open(folder / WRITER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise StoreLocked(f"disk store {folder} is in use by another cache or process") from None
+        except OSError:
+            self.release()
+            raise
+        _held.add(self)
+
+    def release(self) -> None:
+        """Give the lock back. Idempotent. A forked copy is only closed, never unlocked: the lock stays the parent's."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _forget_locks() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+# A forked child shares the lock: if it kept its copy, it would hold the store for as long as it outlives its parent.
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+def claim_folder(path: str) -> tuple[Path, WriterLock]:
+    """Create and lock the folder ``path``, links resolved. Raises ConfigError or StoreLocked, naming it."""
+    folder = Path(os.path.realpath(path))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = WriterLock(folder)
+    except OSError as error:
+        raise ConfigError(f"disk store {folder} cannot be written: {error.strerror}") from error
+    try:
+        (folder / COPY_FILE).unlink(missing_ok=True)  # left by a process that died while it copied; never the only copy
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(0, "permission denied")
+    except OSError as error:
+        lock.release()
+        raise ConfigError(f"disk store {folder} cannot be written: {error.strerror}") from error
+    return folder, lock
+
+
+_MAGIC = struct.pack("<I", 0xBEEFC0DE)
+_META_AT = 16
+_PAGE_SIZE_AT = _META_AT + 24
+_LAST_PAGE_AT = _META_AT + 120
+_META_END = _LAST_PAGE_AT + 16
+
+
+def damage(folder: Path) -> str:
+    """Why the data file must not be mapped; "" where it may, or does not exist.
+
+    LMDB opens a file that was cut short and dies of SIGBUS when it reads the part that is gone, so the size is
+    compared with what both meta pages (``MDB_meta`` of LMDB 0.9, 64-bit) say. Raises StoreFormat for a file of
+    another LMDB generation.
+    """
+    try:
+        file = (folder / DATA_FILE).open("rb")
+    except FileNotFoundError:
+        return ""
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(_META_END)
+        at = head.find(_MAGIC)
+        if at < 0 or len(head) < _META_END:
+            return f"its data file of {size} bytes is not an LMDB file"
+        version = int.from_bytes(head[at + 4 : at + 8], "little")
+        if version != 1 or at != _META_AT:
+            raise StoreFormat(f"disk store {folder} has LMDB data format {version}, not 1: it was left as it is")
+        page_bytes = int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 4], "little")
+        file.seek(page_bytes)
+        other = file.read(_META_END)
+    if other[_META_AT : _META_AT + 4] != _MAGIC:
+        return f"its data file of {size} bytes has no second meta page"
+    last = max(int.from_bytes(meta[_LAST_PAGE_AT : _LAST_PAGE_AT + 8], "little") for meta in (head, other))
+    if size < (last + 1) * page_bytes:
+        return f"its data file was cut to {size} of {(last + 1) * page_bytes} bytes"
+    return ""
+
+
+def set_aside(folder: Path, reason: str) -> None:
+    """Move a data file that cannot be used out of the way, with one warning. It counts against no cap any more."""
+    number = 1
+    while (aside := folder / f"{DATA_FILE}.damaged-{number}").exists():
+        number += 1
+    (folder / DATA_FILE).rename(aside)
+    (folder / READERS_FILE).unlink(missing_ok=True)
+    sync_folder(folder)
+    _log.warning("disk store %s: %s; kept as %s, the store starts empty", folder, reason, aside.name)
+
+
+def install_copy(folder: Path) -> None:
+    """Put a finished, synced copy in the data file's place."""
+    (folder / COPY_FILE).replace(folder / DATA_FILE)
+    (folder / READERS_FILE).unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in the folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

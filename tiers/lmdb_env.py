@@ -1,0 +1,212 @@
+"""One LMDB environment of the disk tier: its databases, its transactions, and when it may be closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from radixkv.errors import StoreFormat
+from radixkv.tiers.folder import COPY_FILE
+
+if TYPE_CHECKING:
+    from lmdb import Environment, Transaction, _Database
+
+_log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+"""Of the databases and their keys. Records and rows carry versions of their own."""
+
+MAX_READERS = 512
+_FORMAT_KEY = b"format_version"
+_TICK_KEY = b"tick"
+_DATABASES = (b"meta", b"names", b"index", b"payload")
+
+
+class Unavailable(OSError):
+    """The environment is closed, or belongs to the process this one was forked from."""
+
+
+class Gate:
+    """Lets users in until it is shut, which waits for the last to leave: no map may go while somebody reads it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._open = True
+        self._inside = 0
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that made the gate."""
+        return os.getpid() != self._pid
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be inside. Raises Unavailable where the gate is shut or another process's."""
+        if self.forked:
+            raise Unavailable("the disk store was opened in another process")
+        with self._changed:
+            if not self._open:
+                raise Unavailable("the disk store is closed")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def shut(self) -> None:
+        """Let nobody in any more, and wait until nobody is inside."""
+        with self._changed:
+            self._open = False
+            self._changed.wait_for(lambda: not self._inside)
+
+    def reopen(self) -> None:
+        """Let users in again."""
+        with self._changed:
+            self._open = True
+
+
+class Store:
+    """The environment of a folder.
+
+    Databases: ``meta`` (format version), ``names`` (root key to parts), ``index`` (chunk key to row), ``payload``
+    (chunk key and segment number, u32 big endian, to segment). sync: a transaction is durable, its meta page
+    included, when it has ended.
+
+    Raises StoreFormat for a store this version cannot read, which is left as it is, and lmdb.Error for an environment
+    that cannot be opened.
+    """
+
+    def __init__(self, folder: Path, map_bytes: int, sync: bool) -> None:
+        self.folder = folder
+        self._map_bytes = map_bytes
+        self._sync = sync
+        self._gate = Gate()
+        self._closed = False
+        self._connect()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that opened the store: it must leave it alone."""
+        return self._gate.forked
+
+    def _connect(self) -> None:
+        self._env = _environment(self.folder, self._map_bytes, sync=self._sync)
+        try:
+            self._env.reader_check()
+            self.meta, self.names, self.index, self.payload = _databases(self._env, self.folder)
+        except BaseException:
+            self._env.close()
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction[memoryview]]:
+        """A read transaction; its views are valid inside it only. Raises Unavailable."""
+        with self._gate.entered(), self._env.begin(buffers=True) as txn:
+            yield txn
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction[bytes]]:
+        """A write transaction; it is committed when the block ends, dropped when it raises. Raises Unavailable."""
+        with self._gate.entered(), self._env.begin(write=True) as txn:
+            yield txn
+
+    def settle(self) -> None:
+        """Two commits of next to nothing: pages that a transaction freed can be used from the second one after it."""
+        with self._gate.entered():
+            self._env.reader_check()
+        for _ in range(2):
+            with self.writing() as txn:
+                tick = int.from_bytes(txn.get(_TICK_KEY, b"", db=self.meta), "little") + 1
+                txn.put(_TICK_KEY, tick.to_bytes(8, "little"), db=self.meta)
+
+    def flush(self) -> None:
+        """Make everything committed durable, where transactions are not."""
+        with self._gate.entered():
+            self._env.sync(True)
+
+    def reconnect(self) -> None:
+        """Open the environment anew: LMDB refuses everything after a meta page could not be written.
+
+        Raises Unavailable once closed, and lmdb.Error where it does not open: then it can be tried again.
+        """
+        if self._closed or self.forked:
+            raise Unavailable("the disk store is closed")
+        self._gate.shut()
+        self._env.close()
+        self._connect()
+        self._gate.reopen()
+
+    def close(self) -> None:
+        """Sync, once nobody is inside, and close. Idempotent; in a forked child nothing is touched."""
+        if self._closed or self.forked:
+            return
+        self._closed = True
+        self._gate.shut()
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            _log.warning("disk store %s: its last sync failed: %s", self.folder, error)
+        self._env.close()
+
+
+@contextmanager
+def fresh_copy(folder: Path, map_bytes: int) -> Iterator[tuple[Environment, list[_Database]]]:
+    """A new environment in the copy file, with its databases meta, names, index, payload. Synced at the end."""
+    env = _environment(folder / COPY_FILE, map_bytes, sync=False, copy=True)
+    try:
+        yield env, _databases(env, folder)
+        env.sync(True)
+    finally:
+        env.close()
+
+
+def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False) -> Environment:
+    """Open a folder's environment, or a copy that lies in one file and that nobody else can see."""
+    return lmdb.open(
+        str(path),
+        subdir=not copy,
+        lock=not copy,
+        map_size=map_bytes,
+        sync=sync,
+        metasync=sync,
+        readahead=True,  # cold reads of a record are tens of times faster with it
+        writemap=False,  # a writable map is slower and turns a full disk into SIGBUS
+        max_dbs=len(_DATABASES),
+        max_readers=MAX_READERS,
+        max_spare_txns=8,
+        lib_version=0,  # LMDB 0.9, whatever LMDB_DEFAULT_LIB_VERSION says
+    )
+
+
+def _databases(env: Environment, folder: Path) -> list[_Database]:
+    """The databases, made in one transaction with the format version where the environment is empty."""
+    with env.begin() as txn:
+        empty = not txn.stat()["entries"]
+    if empty:
+        with env.begin(write=True) as txn:
+            out = [env.open_db(name, txn=txn) for name in _DATABASES]
+            txn.put(_FORMAT_KEY, str(FORMAT_VERSION).encode(), db=out[0])
+        return out
+    try:
+        meta = env.open_db(_DATABASES[0], create=False)
+        with env.begin() as txn:
+            version = txn.get(_FORMAT_KEY, b"", db=meta)
+        if version != str(FORMAT_VERSION).encode():
+            shown = version.decode(errors="backslashreplace")
+            raise StoreFormat(
+                f"disk store {folder} has format version {shown or 'none'}, and this version of radixkv reads "
+                f"{FORMAT_VERSION}: it was left as it is"
+            )
+        return [meta, *(env.open_db(name, create=False) for name in _DATABASES[1:])]
+    except (lmdb.NotFoundError, lmdb.IncompatibleError):
+        raise StoreFormat(f"{folder} holds an LMDB environment of something else: it was left as it is") from None

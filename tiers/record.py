@@ -1,0 +1,143 @@
+"""The stored form of one chunk: a header, then its encoded payload, cut into segments of one size.
+
+Header, little endian, 128 bytes: magic ``RXKV``, format version u16, codec u8, element bytes u8, token count u32,
+zero u32, raw bytes u64, stored bytes u64 (after the header), head bytes raw u64 and stored u64 (see ``codec``), root
+key, chunk key, and an XXH3-128 checksum over the header up to there and all stored bytes. It is verified before
+anything is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from radixkv.tiers import codec
+from radixkv.tiers.space import SEGMENT_BYTES, segment_count
+
+MAGIC = b"RXKV"
+RECORD_VERSION = 1
+_HEADER = struct.Struct("<4sHBBIIQQQQ32s32s")
+_CHECKSUM_BYTES = 16
+HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
+
+
+class CorruptRecord(Exception):
+    """A record that is not, to the byte, what was written. Says what does not fit."""
+
+
+class Record(NamedTuple):
+    """A record ready to be stored: its bytes in order, and how many there are."""
+
+    parts: tuple[bytes | memoryview, ...]
+    nbytes: int
+
+
+class Header(NamedTuple):
+    """The fields of a record's header that say how to decode it."""
+
+    codec: int
+    raw_bytes: int
+    stored_bytes: int
+    head_raw: int
+    head_stored: int
+    checksum: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole record."""
+        return HEADER_BYTES + self.stored_bytes
+
+
+def pack_record(key: bytes, root: bytes, tokens: int, item_bytes: int, payload: memoryview) -> Record:
+    """The record of a planar payload of ``tokens`` tokens. It refers to ``payload``, which must not change."""
+    encoded = codec.encode(payload, item_bytes)
+    stored = sum(len(part) for part in encoded.parts)
+    header = _HEADER.pack(
+        MAGIC, RECORD_VERSION, encoded.codec, item_bytes, tokens, 0,
+        len(payload), stored, encoded.head_raw, encoded.head_stored, root, key,
+    )  # fmt: skip
+    header += _checksum((header, *encoded.parts))
+    return Record((header, *encoded.parts), len(header) + stored)
+
+
+def cut(record: Record) -> Iterator[bytes | memoryview]:
+    """A record's segments of ``SEGMENT_BYTES``. Only those across two parts, and the padded last, are copies."""
+    held: list[memoryview] = []
+    need = SEGMENT_BYTES
+    for part in record.parts:
+        view = memoryview(part)
+        at = 0
+        while at < len(view):
+            piece = view[at : at + need]
+            at += len(piece)
+            if len(piece) == SEGMENT_BYTES:
+                yield piece
+                continue
+            held.append(piece)
+            need -= len(piece)
+            if not need:
+                yield b"".join(held)
+                held, need = [], SEGMENT_BYTES
+    if held:
+        yield b"".join((*held, bytes(need)))
+
+
+def read_header(segment: memoryview, key: bytes, raw_bytes: int) -> Header:
+    """The header in the first segment of the chunk ``key`` of ``raw_bytes`` payload bytes. Raises CorruptRecord.
+
+    Sizes are checked against ``raw_bytes``, which the caller knows from its layout, before anyone trusts them.
+    """
+    if len(segment) != SEGMENT_BYTES:
+        raise CorruptRecord(f"a segment of {len(segment)} bytes")
+    magic, version, kind, _, _, _, raw, stored, head_raw, head_stored, _, own = _HEADER.unpack_from(segment)
+    if magic != MAGIC or version != RECORD_VERSION:
+        raise CorruptRecord(f"magic {magic!r}, version {version}")
+    if own != key:
+        raise CorruptRecord("another chunk's record")
+    if raw != raw_bytes:
+        raise CorruptRecord(f"{raw} payload bytes where {raw_bytes} are expected")
+    if kind == codec.RAW:
+        fits = head_raw == head_stored == 0
+    else:
+        fits = kind == codec.ZSTD_HEAD and head_stored <= head_raw <= raw
+    if not fits or stored != head_stored + raw - head_raw:
+        raise CorruptRecord(f"codec {kind} with sizes that contradict each other")
+    return Header(kind, raw, stored, head_raw, head_stored, bytes(segment[_HEADER.size : HEADER_BYTES]))
+
+
+def unpack_record(header: Header, segments: Sequence[memoryview], into: memoryview) -> None:
+    """Verify a whole record and decode its payload into ``into``, as long as the payload. Raises CorruptRecord."""
+    if len(segments) != segment_count(header.nbytes) or any(len(segment) != SEGMENT_BYTES for segment in segments):
+        raise CorruptRecord(f"{len(segments)} segments for {header.nbytes} bytes")
+    if _checksum(_spans(segments, 0, _HEADER.size), _spans(segments, HEADER_BYTES, header.nbytes)) != header.checksum:
+        raise CorruptRecord("the checksum does not fit")
+    tail = HEADER_BYTES + header.head_stored
+    if header.codec == codec.ZSTD_HEAD:
+        try:
+            codec.decode_head(b"".join(_spans(segments, HEADER_BYTES, tail)), into[: header.head_raw])
+        except codec.DecodeError as error:
+            raise CorruptRecord(str(error)) from error
+    at = header.head_raw
+    for span in _spans(segments, tail, header.nbytes):
+        into[at : at + len(span)] = span
+        at += len(span)
+
+
+def _checksum(*runs: Iterable[bytes | memoryview]) -> bytes:
+    state = xxhash.xxh3_128()
+    for run in runs:
+        for part in run:
+            state.update(part)
+    return state.digest()
+
+
+def _spans(segments: Sequence[memoryview], start: int, stop: int) -> Iterator[memoryview]:
+    """Views of bytes [start, stop) of the segments' concatenation."""
+    while start < stop:
+        number, offset = divmod(start, SEGMENT_BYTES)
+        span = segments[number][offset : offset + stop - start]
+        yield span
+        start += len(span)
