@@ -1,0 +1,1 @@
+"""Oracle, two-view device and driver: the parts every behavioural test of the cache is made of."""

@@ -1,0 +1,1 @@
+"""Hypothesis state machines over the pool, the tree and the whole cache."""

@@ -1,0 +1,24 @@
+"""How many examples the state machines run: few by default, ``RADIXKV_EXAMPLES`` times as many on request."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+
+def budget(examples: int, steps: int) -> settings:
+    """Settings for ``examples`` runs of ``steps`` steps; the environment variable RADIXKV_EXAMPLES replaces the number
+    of runs."""
+    asked = os.environ.get("RADIXKV_EXAMPLES", "")
+    phases = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+    return settings(
+        max_examples=int(asked) if asked else examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=phases,
+        derandomize=not asked,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
