@@ -77,10 +77,10 @@ class Namespace:
         return out
 
 
-def root_key(namespace: bytes, storage_parts: Sequence[tuple[str, str]], shard_parts: Sequence[tuple[str, str]]) -> ChunkKey:
-    """The parent key of a namespace's first chunks in a keyed tier: namespace digest, layout and shard, framed."""
+def root_key(namespace: bytes, storage: Sequence[tuple[str, str]]) -> ChunkKey:
+    """The parent key of a namespace's first chunks in a keyed tier: namespace digest, then layout and shard parts, framed."""
     parts = [("radixkv.root", b"1"), ("namespace", namespace)]
-    parts += [(tag, value.encode()) for tag, value in (*storage_parts, *shard_parts)]
+    parts += [(tag, value.encode()) for tag, value in storage]
     return ChunkKey(hashlib.sha256(frame(parts)).digest())
 
 

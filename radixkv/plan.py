@@ -30,11 +30,15 @@ class _Plan(msgspec.Struct, frozen=True, gc=False):
 
 
 class StorePlan(_Plan, frozen=True, tag="store", gc=False):
-    """Device to host: pack the first ``tokens`` tokens of ``pages`` (int32 bytes, in order) into host slot ``slot``."""
+    """Device to host: pack the first ``tokens`` tokens of ``pages`` (int32 bytes, in order) into ``slot``.
+
+    staging: the slot is one of the staging arena (a chunk on its way to disk that the host cache has no room for).
+    """
 
     pages: bytes
     tokens: int
     slot: int
+    staging: bool = False
 
 
 class LoadPlan(_Plan, frozen=True, tag="load", gc=False):
@@ -57,7 +61,7 @@ class ReadPlan(_Plan, frozen=True, tag="read", gc=False):
 
 
 class WritePlan(_Plan, frozen=True, tag="write", gc=False):
-    """Host slot to keyed tier: one index row (see ``protocols.IndexRow``) and its payload."""
+    """Host memory to keyed tier: one index row (see ``protocols.IndexRow``) and its payload at ``slot``."""
 
     slot: int
     key: bytes
@@ -65,6 +69,7 @@ class WritePlan(_Plan, frozen=True, tag="write", gc=False):
     root: bytes
     tokens: bytes
     last_use: int
+    staging: bool = False
 
 
 class DeletePlan(_Plan, frozen=True, tag="delete", gc=False):

@@ -1,0 +1,70 @@
+"""Acquire: match, pin, take pages, start loads. All or nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radixkv.coverage import Part, cover
+from radixkv.errors import OutOfPages
+from radixkv.keys import Namespace
+from radixkv.lease import Lease
+from radixkv.match import Found, find
+from radixkv.node import Node, Root, Tail
+from radixkv.plane import EAGER_STORES, Plane
+
+
+def acquire(plane: Plane, namespace: Namespace, key: bytes, reserve: int) -> Lease:
+    """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. Raises OutOfPages, taking nothing."""
+    core, tree = plane.core, plane.tree
+    plane.drain()
+    root = tree.root(namespace, core.storage)
+    found = find(tree, root, key, core.config.policy.min_partial_tokens)
+    covered = found.device_tokens(tree.page_tokens)
+    parts: list[Part] = []
+    if tree.n_records and covered < len(key) >> 2:
+        parts, covered = cover(plane.residency, root, found, key, covered)
+        if parts:
+            found.partial, found.partial_tokens = None, 0
+    lease = Lease(plane, root, namespace, key)
+    lease.adopt(*_take_path(plane, root, found), device_tokens=found.device_tokens(tree.page_tokens), covered=covered)
+    plane.leases[id(lease)] = lease
+    try:
+        lease.take_plan(parts, reserve)
+    except OutOfPages:
+        lease.abandon()
+        raise
+    core.counters.queries += 1
+    core.counters.queried_tokens += lease.prompt_tokens
+    core.counters.shared_pages += found.device_pages + (found.partial is not None)
+    if core.disk is not None and found.path:
+        plane.touched.append(found.path[-1])
+    plane.stores.offer(EAGER_STORES)
+    return lease
+
+
+def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes]:
+    """Split at the end of the match, stamp the matched part alone, and take hold of a partly common page.
+
+    Returns the node and depth to pin at, and the page ids (bytes) of the block table.
+    """
+    tree, now = plane.tree, plane.tree.stamp()
+    if found.within >= 0:
+        last = found.path.pop()
+        if found.within:
+            found.path.append(tree.split(last, found.within))
+    for node in found.path:
+        node.last_use = now
+    depth = found.device_pages
+    end = (found.path[-1] if found.path else root).at(depth)  # the device may end above the match
+    ids = found.ids[: 4 * depth]
+    partial = found.partial
+    if isinstance(partial, Tail):
+        partial.last_use = now
+        page = np.array([partial.page], np.int32)
+        plane.pool.retain(page)
+        ids += page.tobytes()
+    elif partial is not None:  # a partial hit inside a full page: pinned one page deeper, as part of the tree
+        end, depth = partial, depth + 1
+        ids += partial.pages[:4]
+    end.pin(depth)
+    return end, depth, ids

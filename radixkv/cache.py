@@ -1,0 +1,248 @@
+"""The cache: the public verbs over one control plane. Thread-safe; decides, and touches no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from radixkv import flush as flushing
+from radixkv.acquire import acquire
+from radixkv.audit import audit
+from radixkv.clear import Cleared, clear
+from radixkv.config import Config
+from radixkv.core import Core, host_chunks
+from radixkv.coverage import cover, host_tokens
+from radixkv.errors import ConfigError, RadixKVError
+from radixkv.evict import evict
+from radixkv.keys import Namespace, as_tokens
+from radixkv.layout import KVLayout
+from radixkv.lease import Lease
+from radixkv.match import Match, find
+from radixkv.node import DISK, HOST
+from radixkv.plane import Plane
+from radixkv.protocols import Device, Mover
+from radixkv.restore import Restore
+from radixkv.sizes import measure
+from radixkv.stats import Stats, counters_of
+
+
+class Cache:
+    """One cache is one model layout and one pool of pages. Made by ``radixkv.open``; a context manager that closes it.
+
+    Token arguments are int32 arrays, other integer arrays or lists of ints; anything else raises InvalidTokens. Trouble in a tier never raises:
+    it is a miss, counted with its reason.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._plane = Plane(core)
+        self._after_close: Callable[[], None] | None = None
+        self._promotions: list[Lease] = []
+        if core.disk is not None:
+            Restore(self._plane.residency).adopt(core.disk.scan(), core.disk.names())
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def config(self) -> Config:
+        """The configuration it was opened with."""
+        return self._plane.core.config
+
+    @property
+    def layout(self) -> KVLayout:
+        """The model layout."""
+        return self._plane.core.layout
+
+    @property
+    def device(self) -> Device:
+        """The owner of the page tensors."""
+        return self._plane.core.device
+
+    @property
+    def mover(self) -> Mover:
+        """What executes the plans."""
+        return self._plane.core.mover
+
+    def lookup(self, namespace: Namespace, tokens: Any) -> Match:
+        """What the tiers have of a prompt. Pins nothing, splits nothing, stamps nothing: by the time of ``acquire`` it may be less."""
+        key = as_tokens(tokens).tobytes()
+        n = len(key) >> 2
+        with self._lock:
+            plane = self._plane
+            self._check_open()
+            root = plane.tree.peek(namespace, plane.core.storage)
+            if root is None or not n:
+                return Match(0, 0, 0, 0, 0)
+            found = find(plane.tree, root, key, plane.core.config.policy.min_partial_tokens)
+            device = host = covered = found.device_tokens(plane.tree.page_tokens)
+            if plane.tree.n_records and device < n:
+                parts, covered = cover(plane.residency, root, found, key, device)
+                host = host_tokens(parts, found, plane.tree.page_tokens, device, covered)
+        return Match(device, host, covered, covered, min(covered, n - 1))
+
+    def acquire(self, namespace: Namespace, tokens: Any, reserve_tokens: int = 0) -> Lease:
+        """A lease on a prompt: its cached prefix pinned, pages taken, loads on their way; returns at once, all or nothing.
+
+        reserve_tokens: tokens beyond the prompt whose pages are set aside now (0: pages are taken by ``append``).
+        Raises OutOfPages (nothing taken), InvalidTokens, ConfigError for a bad count or a namespace that is none.
+        """
+        if type(reserve_tokens) is not int or reserve_tokens < 0:
+            raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
+        if not isinstance(namespace, Namespace):
+            raise ConfigError(f"namespace must be a Namespace, not {type(namespace).__name__}")
+        key = as_tokens(tokens).tobytes()
+        with self._lock:
+            self._check_open()
+            self._end_promotions()
+            return acquire(self._plane, namespace, key, reserve_tokens)
+
+    def evict(self, pages: int) -> int:
+        """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all are in use."""
+        with self._lock:
+            self._check_open()
+            self._plane.drain()
+            freed = evict(self._plane.tree, pages)
+            self._plane.core.counters.evicted_pages += freed
+            return freed
+
+    def demote(self, namespace: Namespace, tokens: Any, to: str = "host") -> int:
+        """Start copying a prompt's whole chunks (and a conversation end that ends here) to ``to``: "host" or "disk". Returns copies started.
+
+        Copies only: device pages stay until they are evicted. Chunks that the host has go on to disk; run ``tick`` for the rest.
+        """
+        if to not in ("host", "disk"):
+            raise ConfigError(f"demote to {to!r}: not one of host, disk")
+        key = as_tokens(tokens).tobytes()
+        with self._lock:
+            self._check_open()
+            plane = self._plane
+            plane.drain()
+            root = plane.tree.peek(namespace, plane.core.storage)
+            if root is None:
+                return 0
+            before = plane.core.last_plan
+            found = find(plane.tree, root, key)
+            if found.path:
+                plane.stores.add(found.path[-1], found.pages, None)
+            plane.stores.offer(len(plane.stores.jobs))
+            if to == "disk":
+                for node in found.path:
+                    for record in node.records or ():
+                        if record.end <= found.pages:
+                            plane.residency.write(record)
+            return plane.core.last_plan - before
+
+    def promote(self, namespace: Namespace, tokens: Any) -> int:
+        """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. Raises OutOfPages."""
+        lease = self.acquire(namespace, tokens)
+        with self._lock:
+            moving = sum(part.pages for part in lease.plan_parts()) * self.layout.page_tokens
+            self._promotions.append(lease)
+            self._end_promotions()
+        return moving
+
+    def _end_promotions(self) -> None:
+        for lease in [lease for lease in self._promotions if lease.settled]:
+            self._promotions.remove(lease)
+            lease.close()
+
+    def clear(self, namespace: Namespace | None = None, tier: str | None = None) -> Cleared:
+        """Forget everything (of a namespace; in one tier: "device", "host" or "disk") that nobody uses. Says what was, and what was not, cleared."""
+        if tier not in (None, "device", "host", "disk"):
+            raise ConfigError(f"clear of tier {tier!r}: not one of device, host, disk")
+        with self._lock:
+            self._check_open()
+            self._plane.drain()
+            return clear(self._plane, namespace, tier)
+
+    def tick(self) -> None:
+        """Housekeeping for idle engines: applies finished work, starts stores and writes ahead, keeps the low watermark. Never blocks."""
+        with self._lock:
+            self._check_open()
+            self._plane.tick()
+            self._end_promotions()
+
+    def flush(self, timeout_s: float = 60.0) -> int:
+        """Bring every committed chunk and tail to disk, synced. Returns how many are not there at the deadline or find no room (0: all are)."""
+        self._check_open()
+        return flushing.flush(self._plane, timeout_s)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Flush within the deadline, then stop the movers and close the tiers. Idempotent; open leases may still be closed."""
+        with self._lock:
+            if self._plane.closed:
+                return
+            for lease in self._promotions:
+                lease.close()
+            self._promotions.clear()
+        core = self._plane.core
+        deadline = core.clock() + timeout_s
+        if core.disk is not None:
+            flushing.flush(self._plane, timeout_s)
+        with self._lock:
+            if self._plane.closed:
+                return
+            self._plane.closed = True
+        core.mover.close(max(0.0, deadline - core.clock()))
+        with self._lock:
+            self._plane.drain()
+        if self._after_close is not None:
+            self._after_close()
+
+    def on_close(self, act: Callable[[], None]) -> None:
+        """What to do last when the cache closes: whoever opened the tiers closes them."""
+        self._after_close = act
+
+    def check(self) -> None:
+        """Audit the structure: every invariant of the control plane. Raises InvariantError naming the one that is broken."""
+        with self._lock:
+            audit(self._plane)
+
+    def stats(self) -> Stats:
+        """One consistent picture: counters since open, gauges as of now."""
+        with self._lock:
+            plane = self._plane
+            core, tree, residency = plane.core, plane.tree, plane.residency
+            counters = counters_of(core.counters)
+            pages = core.pool.counts()
+            hits = sum(int(counters[f"{tier}_hit_tokens"]) for tier in ("device", "host", "disk"))
+            queried = int(counters["queried_tokens"])
+            sizes = measure(tree, residency.readable)
+            unit = -(-core.layout.chunk_tokens // 4) * core.layout.token_bytes
+            return Stats(
+                hit_tokens=hits,
+                hit_rate=hits / queried if queried else 0.0,
+                pages=core.pool.pages,
+                free_pages=pages.free,
+                private_pages=pages.private,
+                cached_pages=pages.cached,
+                loading_pages=pages.loading,
+                draining_pages=pages.draining,
+                pinned_tokens=sizes.pinned_pages * tree.page_tokens,
+                cached_tokens=sizes.device_tokens,
+                unique_tokens=sizes.unique_tokens,
+                unfilled_slots=pages.cached * tree.page_tokens - sizes.device_tokens,
+                host_chunks=residency.chunks[HOST],
+                host_used_bytes=core.slots.used_units * unit,
+                host_capacity_bytes=host_chunks(core.config) * 4 * unit,
+                disk_chunks=residency.chunks[DISK],
+                disk_used_bytes=residency.disk_used,
+                disk_capacity_bytes=core.disk.capacity_bytes if core.disk is not None else 0,
+                disk_raw_bytes=residency.disk_raw,
+                in_flight=len(core.flights),
+                open_leases=len(plane.leases),
+                **counters,  # type: ignore[arg-type]
+            )
+
+    @property
+    def _lock(self) -> Any:
+        return self._plane.core.lock
+
+    def _check_open(self) -> None:
+        if self._plane.closed:
+            raise RadixKVError("the cache is closed")

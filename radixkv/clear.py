@@ -1,0 +1,72 @@
+"""Clear: forget what nobody uses, and say what was kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.evict import trim
+from radixkv.keys import Namespace
+from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
+from radixkv.plane import Plane
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Per tier what was cleared, and what was kept because a lease or a copy in flight uses it."""
+
+    device_pages: int = 0
+    host_chunks: int = 0
+    disk_chunks: int = 0
+    kept_device_pages: int = 0
+    kept_host_chunks: int = 0
+    kept_disk_chunks: int = 0
+
+
+def clear(plane: Plane, namespace: Namespace | None, tier: str | None) -> Cleared:
+    """Clear one namespace or all, one tier or all."""
+    tree, residency = plane.tree, plane.residency
+    roots: list[Root] = list(tree.all_roots())
+    if namespace is not None:
+        root = tree.peek(namespace, plane.core.storage)
+        roots = [] if root is None else [root]
+    elif tier in (None, "disk") and residency.strays:
+        residency.clear_strays()
+    pages = kept_pages = 0
+    chunks, kept = [0, 0], [0, 0]
+    for root in roots:
+        nodes = list(tree.nodes(root))
+        records = [(node, [*(node.records or ()), *(node.shorts or ())]) for node in nodes]
+        if tier in (None, "device"):
+            before = plane.pool.n_cached
+            for node in reversed(nodes):
+                _clear_device(plane, node)
+            pages += before - plane.pool.n_cached
+            kept_pages += sum(node.resident + len(node.tails or ()) for node in tree.nodes(root))
+        for which, name in ((HOST, "host"), (DISK, "disk")):
+            if tier in (None, name):
+                for _, here in reversed(records):
+                    for record in reversed(here):
+                        _clear_record(plane, record, which, chunks, kept)
+    return Cleared(pages, chunks[HOST], chunks[DISK], kept_pages, kept[HOST], kept[DISK])
+
+
+def _clear_device(plane: Plane, node: Node) -> None:
+    tree = plane.tree
+    for tail in list(node.tails or ()):
+        if not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
+            tree.drop_tail(tail)
+    if node.alive and node.parent is not None:
+        trim(tree, node, node.resident)
+        tree.prune(node)
+
+
+def _clear_record(plane: Plane, record: ChunkRecord, tier: int, done: list[int], kept: list[int]) -> None:
+    residence = record.tiers[tier]
+    if not residence.state:
+        return
+    in_use = record.read is not None or (tier == HOST and plane.core.slots.pinned(record.slot))
+    if residence.children or residence.state is not State.READY or in_use:
+        kept[tier] += 1
+        return
+    plane.residency.drop(record, tier)
+    done[tier] += 1

@@ -1,0 +1,112 @@
+"""What the parts of the control plane share: configuration, structures, the in-flight table and the fences. No decisions here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from radixkv.config import Config
+from radixkv.evict import evict, unblock
+from radixkv.node import ChunkRecord
+from radixkv.plan import Done, Plan
+from radixkv.policy import POLICIES
+from radixkv.pool import PagePool
+from radixkv.protocols import Clock, Device, Fence, Lock, Mover, Tier
+from radixkv.slots import HostSlots
+from radixkv.stats import Counters
+from radixkv.tree import PrefixTree
+from radixkv.types import PageIds
+
+
+class Flight:
+    """A plan under way. record: the chunk it moves, if one; pages: device pages held for it, if any; landed: applied when it ends."""
+
+    __slots__ = ("landed", "pages", "plan", "record")
+
+    def __init__(
+        self, plan: Plan, landed: Callable[[Flight, Done], None], record: ChunkRecord | None = None, pages: PageIds | None = None
+    ) -> None:
+        self.plan = plan
+        self.landed = landed
+        self.record = record
+        self.pages = pages
+
+
+class Core:
+    """One cache's shared state. Every method runs under ``lock``."""
+
+    def __init__(self, config: Config, device: Device, mover: Mover, disk: Tier | None, lock: Lock, clock: Clock) -> None:
+        layout, policy = config.layout, POLICIES[config.policy.eviction]()
+        self.config = config
+        self.layout = layout
+        self.device = device
+        self.mover = mover
+        self.disk = disk
+        self.lock = lock
+        self.clock = clock
+        self.policy = policy
+        self.pool = PagePool(config.device.pages)
+        self.tree = PrefixTree(
+            self.pool,
+            policy,
+            page_tokens=layout.page_tokens,
+            chunk_tokens=layout.chunk_tokens,
+            partial_children=config.policy.partial_children,
+        )
+        self.slots = HostSlots(host_chunks(config), layout.chunk_tokens)
+        self.staging = HostSlots(config.host.staging_chunks if config.host.capacity_bytes else 0, layout.chunk_tokens)
+        self.storage = (*layout.storage_parts(), *config.shard.parts())
+        self.counters = Counters()
+        self.flights: dict[int, Flight] = {}
+        self.fences: deque[tuple[Fence, PageIds, bool]] = deque()
+        self.last_plan = 0
+
+    def plan_id(self) -> int:
+        """The next plan's id; 0 is never one."""
+        self.last_plan += 1
+        return self.last_plan
+
+    def submit(self, flight: Flight) -> bool:
+        """Hand a plan to the movers. False: refused, and nothing has changed."""
+        if not self.mover.submit(flight.plan):
+            return False
+        self.flights[flight.plan.id] = flight
+        return True
+
+    def reserve(self, pages: int) -> None:
+        """Make ``pages`` pages free by eviction. Raises OutOfPages (from ``take``) in the caller if that was not enough."""
+        if self.pool.free < pages:
+            self.poll_fences()
+            self.counters.evicted_pages += evict(self.tree, pages - self.pool.free)
+
+    def add_fence(self, fence: Fence, pages: PageIds, *, write: bool = True) -> None:
+        """``pages`` are in use until ``fence``: no other owner gets them before it, nor, where they are written, a mover."""
+        self.pool.hold(pages, write=write)
+        self.fences.append((fence, pages, write))
+
+    def poll_fences(self) -> None:
+        """Let go of what the fences that have passed protected."""
+        passed = False
+        for _ in range(len(self.fences)):
+            fence, pages, write = self.fences.popleft()
+            if fence.done():
+                self.pool.unhold(pages, write=write)
+                passed = True
+            else:
+                self.fences.append((fence, pages, write))
+        if passed:
+            unblock(self.tree)
+
+    def land(self) -> None:
+        """Apply everything the movers have ended since the last call, on the caller's thread."""
+        for done in self.mover.completed():
+            flight = self.flights.pop(done.id)
+            flight.landed(flight, done)
+            if flight.pages is not None:
+                unblock(self.tree)
+
+
+def host_chunks(config: Config) -> int:
+    """Whole-chunk places of the host cache."""
+    unit = -(-config.layout.chunk_tokens // 4) * config.layout.token_bytes
+    return config.host.capacity_bytes // (4 * unit)

@@ -1,0 +1,94 @@
+"""Flush: bring everything that is committed to disk. Waits without the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from radixkv.node import DISK, HOST, ChunkRecord, Node, State
+from radixkv.plane import Plane
+
+WAIT_S = 0.02
+
+
+def flush(plane: Plane, timeout_s: float) -> int:
+    """Store and write until everything is on disk, nothing moves any more, or the deadline passes. Returns what is not on disk."""
+    core = plane.core
+    if core.disk is None:
+        return 0
+    deadline = core.clock() + timeout_s
+    with core.lock:
+        plane.stores.lossless = True
+    try:
+        while True:
+            with core.lock:
+                plane.drain()
+                left = list(unsaved(plane))
+                before = core.last_plan
+                for place in left:
+                    _offer(plane, place)
+                plane.stores.offer_again()
+                plane.stores.offer(len(plane.stores.jobs))
+                plane.residency.write_ahead(0.0)
+                if not left:
+                    plane.write_uses()
+                stuck = core.last_plan == before and not core.flights and not core.fences
+            if not _settle(plane, deadline) or stuck:
+                with core.lock:
+                    return len(list(unsaved(plane)))
+    finally:
+        with core.lock:
+            plane.stores.lossless = False
+
+
+def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) -> None:
+    if isinstance(place, ChunkRecord):
+        plane.residency.write(place)
+    else:
+        plane.stores.add(*place)
+
+
+def _settle(plane: Plane, deadline: float) -> bool:
+    """Wait until no plan and no fence is open. False: the deadline has passed, or only the mover's owner can end what is open."""
+    core = plane.core
+    while True:
+        with core.lock:
+            plane.drain()
+            if not core.flights and not core.fences:
+                return True
+        before = core.clock()
+        if before >= deadline:
+            return False
+        turn = min(WAIT_S, deadline - before)
+        if not core.mover.wait(turn) and core.flights and core.clock() - before < turn / 2:
+            return False
+
+
+def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkRecord]:
+    """Places on the device and records in the host that disk does not have: (node, depth, tail) as for store jobs, parents first."""
+    tree = plane.tree
+    for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots()):
+        for record in (*(node.records or ()), *(node.shorts or ())):
+            if record.tiers[HOST].state is State.READY and not record.tiers[DISK].state:
+                yield record
+        for index in range(node.start // tree.chunk_pages, node.resident_end // tree.chunk_pages):
+            whole = tree.record(node, index)
+            if whole is None or not (whole.tiers[HOST].state or whole.tiers[DISK].state):
+                yield node, (index + 1) * tree.chunk_pages, None
+        if node.parent is None and not node.tails:
+            continue
+        if node.resident < node.end - node.start:
+            continue
+        ends = [tail.edge for tail in node.tails or ()]
+        if not ends and not node.children and node.end % tree.chunk_pages:
+            ends = [b""]
+        for edge in ends:
+            if not _has_short(node, edge):
+                yield node, node.end, edge
+
+
+def _has_short(node: Node, edge: bytes) -> bool:
+    for record in node.shorts or ():
+        if record.end == node.end and record.tail.startswith(edge) and (record.tiers[HOST].state or record.tiers[DISK].state):
+            return True
+    return False

@@ -1,0 +1,104 @@
+"""Matching a prompt against the tree. Changes nothing: no split, no stamp, no pin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.node import Node, Root, Tail, common_tokens
+from radixkv.tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What ``lookup`` found. Tokens are cumulative over the tiers: device <= host <= disk, and not capped at the prompt's length less one.
+
+    covered_tokens: leading tokens whose KV some tier has. usable_tokens: what a lease could take, at most n - 1.
+    """
+
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    covered_tokens: int
+    usable_tokens: int
+
+
+class Found:
+    """Where a prompt leaves the tree.
+
+    path: nodes passed, the one the match ends inside included. pages: whole pages whose tokens match. extra: equal tokens of the next page
+    on the same edge. within: whole pages matched in the last node where the match ends inside its edge, else -1 (it ends at a node's end).
+    ids: page ids (bytes) resident on the path; device_pages: those of them the prompt covers. partial, partial_tokens: a page of the device
+    that is only partly common, right after ``device_pages`` (a tail, the last node, or a child of it).
+    """
+
+    __slots__ = ("device_pages", "extra", "ids", "pages", "partial", "partial_tokens", "path", "within")
+
+    def __init__(self, path: list[Node], pages: int, extra: int, within: int) -> None:
+        self.path = path
+        self.pages = pages
+        self.extra = extra
+        self.within = within
+        self.ids = b"".join([node.pages for node in path])
+        self.device_pages = min(pages, len(self.ids) >> 2)
+        self.partial: Node | Tail | None = None
+        self.partial_tokens = 0
+
+    def device_tokens(self, page_tokens: int) -> int:
+        """Leading tokens the device alone can give."""
+        return self.device_pages * page_tokens + self.partial_tokens
+
+
+def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) -> Found:
+    """Walk ``key`` (token bytes) down from ``root``."""
+    found = _walk(tree, root, key)
+    if found.device_pages == found.pages:
+        last = found.path[-1] if found.path else root
+        if found.within < 0:
+            found.partial_tokens, found.partial = _partial(tree, last, key, found.pages * tree.page_bytes)
+        elif found.extra and len(found.ids) >> 2 > found.pages:
+            found.partial_tokens, found.partial = found.extra, last
+        if found.partial_tokens < min_partial_tokens:
+            found.partial_tokens, found.partial = 0, None
+    return found
+
+
+def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
+    size, n = tree.page_bytes, len(key)
+    path: list[Node] = []
+    off = 0
+    while off + size <= n:
+        children = node.children
+        child = children.get(key[off : off + size]) if children else None
+        if child is None:
+            break
+        path.append(child)
+        edge = child.edge
+        if key.startswith(edge, off):
+            off += len(edge)
+            node = child
+            continue
+        same = common_tokens(edge, 0, key, off, min(len(edge), n - off))
+        within = same // tree.page_tokens
+        return Found(path, off // size + within, same - within * tree.page_tokens, within)
+    return Found(path, off // size, 0, -1)
+
+
+def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, Tail | Node | None]:
+    """The device page below a node's end with most tokens in common: its tails, then its newest children."""
+    best = 0
+    entry: Tail | Node | None = None
+    limit = min(len(key) - off, tree.page_bytes)
+    if limit <= 0:
+        return 0, None
+    first = key[off : off + 4]  # the first token first: a fork's children nearly always differ in it
+    for tail in node.tails or ():
+        if tail.edge.startswith(first):
+            same = common_tokens(tail.edge, 0, key, off, min(limit, len(tail.edge)))
+            if same > best:
+                best, entry = same, tail
+    for child in tree.newest_children(node):
+        if child.pages and child.edge.startswith(first):
+            same = common_tokens(child.edge, 0, key, off, limit)
+            if same > best:
+                best, entry = same, child
+    return best, entry

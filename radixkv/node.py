@@ -1,0 +1,173 @@
+"""What the prefix tree is made of: nodes, tails and chunk records. Plain data with the few rules that belong to one object."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from enum import IntEnum
+
+import numpy as np
+
+from radixkv.keys import Namespace
+from radixkv.types import ChunkKey, PageIds
+
+
+class State(IntEnum):
+    """Where a chunk record stands in one outer tier. Only READY may be served; LANDED waits for its parent to be READY."""
+
+    NONE = 0
+    WRITING = 1
+    LANDED = 2
+    READY = 3
+
+
+HOST, DISK = 0, 1
+"""Indices of the outer tiers in ``ChunkRecord.tiers``."""
+
+
+class Residence:
+    """One record in one outer tier. plan: the copy that is filling it (0: none). children: records right below it that are in the tier."""
+
+    __slots__ = ("children", "plan", "queued", "state")
+
+    def __init__(self) -> None:
+        self.state = State.NONE
+        self.plan = 0
+        self.children = 0
+        self.queued = False
+
+
+class ChunkRecord:
+    """What the outer tiers have of one chunk on one path.
+
+    index: chunk number on its path. end: pages from the root to the end of its whole pages. tail: bytes of the tokens past them (short
+    records only). node: a hint of the node that holds page ``end``. below: records whose parent this is. busy: copies and plans using it.
+    """
+
+    __slots__ = ("below", "busy", "disk_bytes", "end", "failures", "index", "key", "node", "parent", "read", "short", "slot", "tail", "tiers")
+
+    def __init__(self, parent: ChunkRecord | None, index: int, end: int, tail: bytes, node: Node, *, short: bool) -> None:
+        self.key: ChunkKey | None = None
+        self.parent = parent
+        self.index = index
+        self.end = end
+        self.tail = tail
+        self.short = short
+        self.node = node
+        self.tiers = (Residence(), Residence())
+        self.slot = -1
+        self.disk_bytes = 0
+        self.below = 0
+        self.busy = 0
+        self.failures = 0
+        self.read: object | None = None  # the one read of this chunk under way (single flight)
+
+    @property
+    def dead(self) -> bool:
+        """Nothing keeps this record: no tier, no copy, no child."""
+        return not (self.tiers[HOST].state or self.tiers[DISK].state or self.busy or self.below)
+
+
+class Node:
+    """An edge and its end. ``edge``: bytes of the int32 tokens from page ``start`` to page ``end``; ``pages``: bytes of the int32 ids of
+    its resident head. ``children`` by the bytes of their first page. ``resident_children``: children with pages, and tails.
+
+    ``pins``: sorted depths (in pages from the root) at which leases end here. ``queued``: in the victim queue.
+    """
+
+    __slots__ = (
+        "alive", "children", "edge", "end", "last_use", "pages", "parent", "pins", "queued", "records", "resident_children", "shorts", "start",
+        "tails",
+    )
+
+    def __init__(self, edge: bytes, pages: bytes, parent: Node | None, last_use: int, start: int, end: int) -> None:
+        self.edge = edge
+        self.pages = pages
+        self.parent = parent
+        self.last_use = last_use
+        self.start = start
+        self.end = end
+        self.resident_children = 0
+        self.queued = False
+        self.alive = True
+        self.children: dict[bytes, Node] | None = None
+        self.records: list[ChunkRecord] | None = None
+        self.shorts: list[ChunkRecord] | None = None
+        self.tails: list[Tail] | None = None
+        self.pins: list[int] | None = None
+
+    @property
+    def resident(self) -> int:
+        """Pages of the resident head."""
+        return len(self.pages) >> 2
+
+    @property
+    def resident_end(self) -> int:
+        """Depth of the end of the resident head, in pages from the root."""
+        return self.start + (len(self.pages) >> 2)
+
+    def page_ids(self, first: int = 0, count: int = -1) -> PageIds:
+        """Ids of resident pages from ``first`` (in the node) on; read-only."""
+        return np.frombuffer(self.pages, np.int32, count, 4 * first)
+
+    def at(self, depth: int) -> Node:
+        """The node that holds page ``depth`` (1-based; 0: the root) at or above this one. A split keeps the identity of the lower half."""
+        node = self
+        while node.start >= depth and node.parent is not None:
+            node = node.parent
+        return node
+
+    def pin(self, depth: int) -> None:
+        """A lease ends here at ``depth``; it protects everything above. Depth 0 needs no pin."""
+        if not depth:
+            return
+        if self.pins is None:
+            self.pins = [depth]
+        else:
+            insort(self.pins, depth)
+
+    def drop_pin(self, depth: int) -> None:
+        """One pin at ``depth`` goes."""
+        assert self.pins is not None
+        del self.pins[bisect_left(self.pins, depth)]
+        if not self.pins:
+            self.pins = None
+
+
+class Root(Node):
+    """The root of one namespace. key: parent key of its first chunks in keyed tiers. named: the tier's table has it in clear."""
+
+    __slots__ = ("key", "named", "namespace")
+
+    def __init__(self, namespace: Namespace | None, key: ChunkKey) -> None:
+        super().__init__(b"", b"", None, 0, 0, 0)
+        self.namespace = namespace
+        self.key = key
+        self.named = False
+
+
+class Tail:
+    """A partly filled last page at the end of ``parent``. edge: bytes of its tokens, fewer than a page."""
+
+    __slots__ = ("alive", "edge", "last_use", "page", "parent", "queued")
+
+    def __init__(self, edge: bytes, page: int, parent: Node, last_use: int) -> None:
+        self.edge = edge
+        self.page = page
+        self.parent = parent
+        self.last_use = last_use
+        self.queued = False
+        self.alive = True
+
+
+def common_tokens(a: bytes | bytearray, a_off: int, b: bytes | bytearray, b_off: int, limit: int) -> int:
+    """Equal leading tokens of ``a[a_off:]`` and ``b[b_off:]`` within ``limit`` bytes: galloping slices, then one array compare."""
+    low, step = 0, 4096
+    while low < limit:
+        high = min(limit, low + step)
+        if a[a_off + low : a_off + high] != b[b_off + low : b_off + high]:
+            x = np.frombuffer(a, np.int32, (high - low) >> 2, a_off + low)
+            y = np.frombuffer(b, np.int32, (high - low) >> 2, b_off + low)
+            return (low >> 2) + int((x != y).argmax())
+        low = high
+        step *= 4
+    return max(0, limit) >> 2

@@ -1,0 +1,63 @@
+"""Eviction policies order victims; the queues here remember the candidates."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+
+class Policy(Protocol):
+    """Orders victims: the lowest rank goes first."""
+
+    def rank(self, last_use: int) -> int:
+        """Rank of an entry last used at logical time ``last_use``."""
+        ...
+
+
+class LRU:
+    """Least recently used first."""
+
+    def rank(self, last_use: int) -> int:
+        """The last use itself."""
+        return last_use
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"lru": LRU}
+
+E_ = TypeVar("E_")
+
+
+class VictimQueue(Generic[E_]):
+    """A lazy heap of candidates. An entry's rank is read again when it is popped; one that was used since goes back in.
+
+    Entries are pushed once (the caller keeps a ``queued`` mark) and may have become unfit meanwhile: the caller looks when it pops one.
+    """
+
+    __slots__ = ("_heap", "_last_use", "_policy", "_sequence")
+
+    def __init__(self, policy: Policy, last_use: Callable[[E_], int]) -> None:
+        self._heap: list[tuple[int, int, E_]] = []
+        self._policy = policy
+        self._last_use = last_use
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, entry: E_) -> None:
+        """Add a candidate."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (self._policy.rank(self._last_use(entry)), self._sequence, entry))
+
+    def pop(self) -> E_ | None:
+        """The candidate with the lowest rank as of now, or None."""
+        heap = self._heap
+        while heap:
+            rank, sequence, entry = heap[0]
+            current = self._policy.rank(self._last_use(entry))
+            if current == rank:
+                heapq.heappop(heap)
+                return entry
+            heapq.heapreplace(heap, (current, sequence, entry))
+        return None

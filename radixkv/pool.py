@@ -1,0 +1,122 @@
+"""The pool of device pages: states, ref counts and fill marks. It knows page ids only; no tensor, no token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.errors import OutOfPages
+from radixkv.types import PageIds
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Pages by state; the five sum to the pool."""
+
+    free: int
+    private: int
+    cached: int
+    loading: int
+    draining: int
+
+
+class PagePool:
+    """One pool for running and cached pages.
+
+    A page is in exactly one state: *free* (on the stack), *cached* (``cached``: the tree's), *loading* (``loading``: a lease that has not
+    settled holds it), *private* (``ref`` > 0 and neither), or *draining* (nobody's, but a copy or fence still touches it: ``busy`` > 0).
+    ``fill`` is the number of leading tokens of a page that somebody relies on: a write at or past it may go in place, any other copies first.
+    ``ref`` counts leases that hold a page themselves; pages protected by a lease's pin in the tree are not counted.
+    """
+
+    __slots__ = ("pages", "stack", "free", "ref", "cached", "loading", "fill", "busy", "unready", "incoming", "n_busy", "n_incoming", "n_cached")
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.stack: PageIds = np.arange(pages - 1, -1, -1, dtype=np.int32)
+        self.free = pages
+        self.ref: npt.NDArray[np.int32] = np.zeros(pages, np.int32)
+        self.cached: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
+        self.loading: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
+        self.fill: npt.NDArray[np.int32] = np.zeros(pages, np.int32)
+        self.busy: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # copies and fences that still touch the page
+        self.unready: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # those of them that write it: movers must not read it yet
+        self.incoming: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # loads among those: nobody may read it yet
+        self.n_busy = self.n_incoming = 0  # holds now open: zero skips the array work
+        self.n_cached = 0
+
+    def take(self, count: int) -> PageIds:
+        """``count`` free pages, private, ref 1, fill 0. Raises OutOfPages, changing nothing, when fewer are free."""
+        if self.free < count:
+            raise OutOfPages(f"{count} pages wanted, {self.free} of {self.pages} free")
+        self.free -= count
+        out = self.stack[self.free : self.free + count].copy()
+        self.ref[out] = 1
+        self.fill[out] = 0
+        return out
+
+    def retain(self, pages: PageIds) -> None:
+        """One more lease holds these pages (no id twice)."""
+        self.ref[pages] += 1
+
+    def release(self, pages: PageIds) -> None:
+        """One lease fewer holds these pages (no id twice); those that are nobody's now become free, or drain."""
+        left = self.ref[pages] - 1
+        self.ref[pages] = left
+        dead = pages[(left == 0) & ~self.cached[pages]]
+        if len(dead):
+            self._dead(dead)
+
+    def enter(self, pages: PageIds) -> None:
+        """The tree takes these pages in; the holder's refs stay until it releases them."""
+        self.cached[pages] = True
+        self.n_cached += len(pages)
+
+    def leave(self, pages: PageIds) -> int:
+        """The tree gives these pages up. Returns how many are free now; the others are private or draining."""
+        self.cached[pages] = False
+        self.n_cached -= len(pages)
+        dead = pages[self.ref[pages] == 0]
+        return self._dead(dead) if len(dead) else 0
+
+    def _dead(self, pages: PageIds) -> int:
+        self.loading[pages] = False
+        if self.n_busy:
+            pages = pages[self.busy[pages] == 0]  # the others drain: ``unhold`` frees them
+        self._push(pages)
+        return len(pages)
+
+    def _push(self, pages: PageIds) -> None:
+        self.stack[self.free : self.free + len(pages)] = pages
+        self.free += len(pages)
+
+    def hold(self, pages: PageIds, *, write: bool = False, load: bool = False) -> None:
+        """A copy or fence touches these pages until ``unhold`` with the same arguments."""
+        self.busy[pages] += 1
+        self.n_busy += 1
+        if write:
+            self.unready[pages] += 1
+        if load:
+            self.incoming[pages] += 1
+            self.n_incoming += 1
+
+    def unhold(self, pages: PageIds, *, write: bool = False, load: bool = False) -> None:
+        """The copy or fence has ended."""
+        self.busy[pages] -= 1
+        self.n_busy -= 1
+        if write:
+            self.unready[pages] -= 1
+        if load:
+            self.incoming[pages] -= 1
+            self.n_incoming -= 1
+        self._push(pages[(self.busy[pages] == 0) & (self.ref[pages] == 0) & ~self.cached[pages]])
+
+    def counts(self) -> PoolCounts:
+        """Pages by state, counted anew."""
+        held = self.ref > 0
+        loading = int(self.loading.sum())
+        private = int((held & ~self.cached & ~self.loading).sum())
+        draining = int((~held & ~self.cached & (self.busy > 0)).sum())
+        return PoolCounts(self.free, private, int(self.cached.sum()), loading, draining)

@@ -1,0 +1,51 @@
+"""Gauges that need a walk over the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from radixkv.node import ChunkRecord, Node
+from radixkv.tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """device_tokens: tokens with KV on the device. unique_tokens: tokens some tier can give, once. pinned_pages: device pages under a lease's pin."""
+
+    device_tokens: int
+    unique_tokens: int
+    pinned_pages: int
+
+
+def measure(tree: PrefixTree, readable: Callable[[ChunkRecord], bool]) -> Sizes:
+    """Walk all nodes, children before parents: a chunk's record at a node also stands for its pages above that node."""
+    device = unique = pinned = 0
+    for root in tree.all_roots():
+        reach: dict[int, int] = {}  # node id -> first page that a record below reaches up to
+        held: set[int] = set()  # nodes with a pin below them
+        for node in reversed(list(tree.nodes(root))):
+            records = [r for r in (*(node.records or ()), *(node.shorts or ())) if readable(r)]
+            end = max([node.resident_end, *(r.end for r in records)])
+            first = min([reach.get(id(node), node.end), *(r.index * tree.chunk_pages for r in records)])
+            if reach.get(id(node), node.end) < node.end:
+                end = node.end
+            device += node.resident * tree.page_tokens + sum(len(t.edge) >> 2 for t in node.tails or ())
+            unique += (end - node.start) * tree.page_tokens + _tail_tokens(node, records)
+            if id(node) in held:
+                pinned += node.resident
+            elif node.pins:
+                pinned += node.pins[-1] - node.start
+            if node.parent is not None:
+                parent = id(node.parent)
+                reach[parent] = min(reach.get(parent, node.parent.end), first)
+                if node.pins or id(node) in held:
+                    held.add(parent)
+    return Sizes(device, unique, pinned)
+
+
+def _tail_tokens(node: Node, records: list[ChunkRecord]) -> int:
+    """Tokens of partly filled last pages, on the device or in short records, each once."""
+    tails = {tail.edge for tail in node.tails or ()} | {record.tail for record in records if record.end == node.end}
+    longest = [t for t in tails if not any(t != other and other.startswith(t) for other in tails)]
+    return sum(len(tail) >> 2 for tail in longest)

@@ -1,0 +1,105 @@
+"""Counters and gauges. Counters only grow; gauges are what a fresh walk would say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals, kept by the control plane. Tokens, pages and chunks are counts; ``*_s`` are seconds that plans ran."""
+
+    queries: int = 0
+    queried_tokens: int = 0
+    device_hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    shared_pages: int = 0
+    cow_copies: int = 0
+    duplicate_pages: int = 0
+    evicted_pages: int = 0
+    host_evicted: int = 0
+    disk_evicted: int = 0
+    stores: int = 0
+    loads: int = 0
+    reads: int = 0
+    writes: int = 0
+    stored_bytes: int = 0
+    loaded_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    store_s: float = 0.0
+    load_s: float = 0.0
+    read_s: float = 0.0
+    write_s: float = 0.0
+    store_refused: int = 0
+    write_refused: int = 0
+    load_failures: int = 0
+    corrupt: int = 0
+    lost: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """One consistent picture of a cache. hit_rate is in [0, 1] and 0.0 with no queries.
+
+    cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. unique_tokens: tokens some tier has,
+    counted once. disk_raw_bytes: payload before compression; disk_used_bytes: what the records take of the cap.
+    """
+
+    queries: int
+    queried_tokens: int
+    hit_tokens: int
+    hit_rate: float
+    device_hit_tokens: int
+    host_hit_tokens: int
+    disk_hit_tokens: int
+    pages: int
+    free_pages: int
+    private_pages: int
+    cached_pages: int
+    loading_pages: int
+    draining_pages: int
+    pinned_tokens: int
+    cached_tokens: int
+    unique_tokens: int
+    unfilled_slots: int
+    shared_pages: int
+    cow_copies: int
+    duplicate_pages: int
+    evicted_pages: int
+    host_chunks: int
+    host_used_bytes: int
+    host_capacity_bytes: int
+    host_evicted: int
+    disk_chunks: int
+    disk_used_bytes: int
+    disk_capacity_bytes: int
+    disk_raw_bytes: int
+    disk_evicted: int
+    stores: int
+    loads: int
+    reads: int
+    writes: int
+    stored_bytes: int
+    loaded_bytes: int
+    read_bytes: int
+    written_bytes: int
+    store_s: float
+    load_s: float
+    read_s: float
+    write_s: float
+    store_refused: int
+    write_refused: int
+    load_failures: int
+    corrupt: int
+    lost: int
+    stale: int
+    in_flight: int
+    open_leases: int
+
+
+def counters_of(counters: Counters) -> dict[str, int | float]:
+    """The counters by name."""
+    return {f.name: getattr(counters, f.name) for f in fields(counters)}

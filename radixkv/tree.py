@@ -1,0 +1,411 @@
+"""The prefix tree: a path-compressed, page-granular radix tree over token bytes, keyed on namespaces.
+
+Device residency is prefix-closed on every path. Chunk records lie, in chunk order, at the node that holds the chunk's last whole page.
+A remembered node is a hint, never evidence: climb with ``Node.at`` and compare its edge before relying on it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from radixkv.keys import Namespace, root_key
+from radixkv.node import ChunkRecord, Node, Root, Tail, common_tokens
+from radixkv.policy import Policy, VictimQueue
+from radixkv.pool import PagePool
+from radixkv.types import ChunkKey, PageIds
+
+EDGE_TOKENS = 4096
+"""Longest edge: growing, trimming and splitting stay bounded."""
+TAILS = 8
+"""Tails kept per node."""
+
+
+def _last_use(entry: Node | Tail) -> int:
+    return entry.last_use
+
+
+class PrefixTree:
+    """Structure and device residency; it changes the pool's ``cached`` marks and nothing else outside itself."""
+
+    def __init__(
+        self, pool: PagePool, policy: Policy, *, page_tokens: int, chunk_tokens: int, partial_children: int = 8,
+        edge_tokens: int = EDGE_TOKENS,
+    ) -> None:
+        self.pool = pool
+        self.page_tokens = page_tokens
+        self.page_bytes = 4 * page_tokens
+        self.chunk_pages = chunk_tokens // page_tokens
+        self.edge_pages = max(1, edge_tokens // page_tokens)
+        self.partial_children = partial_children
+        self.roots: dict[bytes, Root] = {}
+        self.restored: dict[bytes, Root] = {}  # by root key: from a disk index, not asked for yet
+        self.now = 0
+        self.n_records = 0
+        self.victims: VictimQueue[Node | Tail] = VictimQueue(policy, _last_use)
+        self.blocked: list[Node | Tail] = []  # candidates under an open copy or fence: offered again when one ends
+
+    # roots and time
+
+    def root(self, namespace: Namespace, storage: tuple[tuple[str, str], ...]) -> Root:
+        """The root of a namespace, made at its first use. storage: layout and shard parts that enter storage keys."""
+        root = self.roots.get(namespace.digest)
+        if root is None:
+            key = root_key(namespace.digest, storage)
+            root = self.restored.pop(key, None) or Root(namespace, key)
+            root.namespace = namespace
+            self.roots[namespace.digest] = root
+        return root
+
+    def peek(self, namespace: Namespace, storage: tuple[tuple[str, str], ...]) -> Root | None:
+        """The root of a namespace if there is one; makes none."""
+        root = self.roots.get(namespace.digest)
+        if root is None and self.restored:
+            root = self.restored.get(root_key(namespace.digest, storage))
+        return root
+
+    def all_roots(self) -> Iterator[Root]:
+        """Roots of all namespaces, also of those only known from a disk index."""
+        yield from self.roots.values()
+        yield from self.restored.values()
+
+    def stamp(self) -> int:
+        """The next logical time."""
+        self.now += 1
+        return self.now
+
+    # pins
+
+    def unpin(self, hint: Node, depth: int) -> None:
+        """A pin at ``depth`` goes, and what it protected is a candidate again."""
+        if not depth:
+            return
+        node = hint.at(depth)
+        node.drop_pin(depth)
+        if not node.resident_children:
+            self.offer_victim(node)
+
+    def offer_victim(self, entry: Node | Tail) -> None:
+        """Remember a candidate for eviction."""
+        if not entry.queued:
+            entry.queued = True
+            self.victims.push(entry)
+
+    def count_resident(self, node: Node, change: int) -> None:
+        """``node`` gained or lost a device-resident child or tail."""
+        node.resident_children += change
+        if change < 0 and node.resident_children == 0 and node.pages and node.parent is not None:
+            self.offer_victim(node)
+
+    # structure
+
+    def split(self, node: Node, pages: int) -> Node:
+        """Cut an edge after ``pages`` pages; the new upper node. The lower half keeps its identity; pins at the cut go up."""
+        cut = pages * self.page_bytes
+        if cut == len(node.edge):
+            return node
+        parent, at = node.parent, node.start + pages
+        assert parent is not None and parent.children is not None
+        upper = Node(node.edge[:cut], node.pages[: 4 * pages], parent, node.last_use, node.start, at)
+        parent.children[node.edge[: self.page_bytes]] = upper
+        node.edge = node.edge[cut:]
+        node.pages = node.pages[4 * pages :]
+        upper.children = {node.edge[: self.page_bytes]: node}
+        node.parent = upper
+        upper.resident_children = 1 if node.pages else 0
+        if node.records:
+            n = at // self.chunk_pages - node.start // self.chunk_pages
+            upper.records, node.records = node.records[:n] or None, node.records[n:] or None
+        if node.shorts:
+            upper.shorts = [r for r in node.shorts if r.end <= at] or None
+            node.shorts = [r for r in node.shorts if r.end > at] or None
+        if node.pins:
+            n = bisect_right(node.pins, at)
+            upper.pins, node.pins = node.pins[:n] or None, node.pins[n:] or None
+        node.start = at
+        if upper.pages and not upper.resident_children:
+            self.offer_victim(upper)
+        return upper
+
+    def insert(
+        self, hint: Node, depth: int, key: bytes, own: PageIds | None, now: int | None = None
+    ) -> tuple[Node, PageIds | None]:
+        """Make ``key`` (whole pages that follow page ``depth`` at ``hint``) part of the tree, with ``own`` page ids where it has none.
+
+        Returns the node that holds the last page, and the ids the tree has for these pages (None if ``own`` is: tokens only, as restored
+        from a disk index). now: the time to stamp, the next one by default. Where an id differs from ``own``, the tree already had the content and keeps its page.
+        """
+        node = hint.at(depth)
+        within, off, size = depth - node.start, 0, self.page_bytes
+        if now is None:
+            now = self.stamp()
+        kept = None if own is None else own.copy()
+        while off < len(key):
+            if within < node.end - node.start:
+                limit = min(len(node.edge) - within * size, len(key) - off)
+                same = common_tokens(node.edge, within * size, key, off, limit) // self.page_tokens
+                if not same:
+                    node = self.split(node, within)  # ours goes on beside this edge
+                    continue
+                if kept is not None:
+                    self._adopt(node, within, key, off, kept[off // size : off // size + same])
+                within += same
+            else:
+                child = node.children.get(key[off : off + size]) if node.children else None
+                if child is not None:
+                    node, within = child, 0
+                    continue
+                node, same = self._grow(node, key, off, None if kept is None else kept[off // size :], now)
+                within = node.end - node.start
+            node.last_use = max(node.last_use, now)
+            off += same * size
+        return node, kept
+
+    def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIds) -> None:
+        """``pages`` repeat known tokens from page ``within`` of ``node`` on: the tree's ids replace them where it has a device copy, and
+        it takes them in where it has none."""
+        have = max(0, min(node.resident - within, len(pages)))
+        pages[:have] = node.page_ids(within, have)
+        if have == len(pages):
+            return
+        own = pages[have:]
+        if within + have == 0:
+            assert node.parent is not None
+            self._claim(node.parent, key, off)
+        if not node.pages and node.parent is not None:
+            self.count_resident(node.parent, 1)
+        node.pages += own.tobytes()
+        self._take_in(own)
+
+    def _grow(self, node: Node, key: bytes, off: int, own: PageIds | None, now: int) -> tuple[Node, int]:
+        """Lengthen a leaf in place, or give ``node`` a child. Returns the node and the pages added."""
+        size, full = self.page_bytes, node.end - node.start
+        if own is not None:
+            self._claim(node, key, off)
+        in_place = (
+            not node.children and not node.tails and node.parent is not None and full < self.edge_pages
+            and (own is None or node.resident == full)
+        )  # fmt: skip
+        count = min((len(key) - off) // size, self.edge_pages - full if in_place else self.edge_pages)
+        edge = key[off : off + count * size]
+        ids = b"" if own is None else own[:count].tobytes()
+        if in_place:
+            node.edge += edge
+            node.pages += ids
+            node.end += count
+        else:
+            child = Node(edge, ids, node, now, node.end, node.end + count)
+            if node.children is None:
+                node.children = {}
+            node.children[edge[:size]] = child
+            if own is not None:
+                self.count_resident(node, 1)
+            node = child
+        if own is not None:
+            self._take_in(own[:count])
+        return node, count
+
+    def _take_in(self, pages: PageIds) -> None:
+        self.pool.enter(pages)
+        self.pool.fill[pages] = self.page_tokens
+
+    # tails
+
+    def _claim(self, node: Node, key: bytes, off: int) -> None:
+        """Tails of ``node`` that say less than the page about to stand at its end go."""
+        for tail in list(node.tails or ()):
+            if key.startswith(tail.edge, off):
+                self.drop_tail(tail)
+
+    def drop_tail(self, tail: Tail) -> int:
+        """A tail leaves the tree. Returns the pages freed."""
+        node = tail.parent
+        tail.alive = False
+        assert node.tails is not None
+        node.tails.remove(tail)
+        if not node.tails:
+            node.tails = None
+        freed = self.pool.leave(np.array([tail.page], np.int32))
+        self.count_resident(node, -1)
+        return freed
+
+    def add_tail(self, hint: Node, depth: int, edge: bytes, page: int) -> None:
+        """Cache a partly filled page after page ``depth``, unless the tree already says as much."""
+        node = hint.at(depth)
+        within = depth - node.start
+        if within < node.end - node.start:
+            if node.edge.startswith(edge, within * self.page_bytes) and node.resident > within:
+                return
+            node = self.split(node, within)
+        if node.children and any(c.pages and c.edge.startswith(edge) for c in self.newest_children(node)):
+            return
+        for tail in list(node.tails or ()):
+            if tail.edge.startswith(edge):
+                tail.last_use = self.now
+                return
+            if edge.startswith(tail.edge):
+                if tail.page == page:
+                    tail.edge, tail.last_use = edge, self.now
+                    return
+                self.drop_tail(tail)
+        if self.pool.cached[page]:
+            return  # a sibling's claim on the same page says at least as much
+        if node.tails and len(node.tails) >= TAILS:
+            self.drop_tail(min(node.tails, key=_last_use))
+        tail = Tail(edge, page, node, self.now)
+        node.tails = [*(node.tails or ()), tail]
+        self.pool.enter(np.array([page], np.int32))
+        self.count_resident(node, 1)
+        self.offer_victim(tail)
+        if self.pool.ref[page] == 1:
+            self.pool.fill[page] = len(edge) >> 2  # the last holder goes: rubbish past the claim is nobody's
+
+    def newest_children(self, node: Node) -> Iterator[Node]:
+        """The children looked at for a partly common page, newest first."""
+        return islice(reversed(node.children.values()), self.partial_children) if node.children else iter(())
+
+    # pruning
+
+    def prune(self, node: Node) -> None:
+        """Shorten or remove what neither the device nor any outer tier holds any more, from ``node`` upwards."""
+        while node.parent is not None and node.alive and not node.children and not node.tails:
+            self.drop_dead_records(node)
+            keep = node.resident
+            if node.records:
+                keep = max(keep, node.records[-1].end - node.start)
+            for record in node.shorts or ():
+                keep = max(keep, record.end - node.start)
+            if keep:
+                if node.start + keep < node.end:
+                    node.edge = node.edge[: keep * self.page_bytes]
+                    node.end = node.start + keep
+                return
+            parent = node.parent
+            assert parent.children is not None
+            del parent.children[node.edge[: self.page_bytes]]
+            node.alive = False
+            if not parent.children:
+                parent.children = None
+            node = parent
+        self.drop_dead_records(node)
+
+    def drop_dead_records(self, node: Node) -> None:
+        """Forget records at ``node`` that nothing keeps, and then their parents; whole chunks only from the end, as the list is dense."""
+        work = [node]
+        while work:
+            node = work.pop()
+            gone = [r for r in node.shorts or () if r.dead]
+            if gone:
+                node.shorts = [r for r in node.shorts or () if not r.dead] or None
+            while node.records and node.records[-1].dead:
+                gone.append(node.records.pop())
+            node.records = node.records or None
+            for record in gone:
+                self.n_records -= 1
+                parent = record.parent
+                if parent is not None:
+                    parent.below -= 1
+                    if parent.dead:
+                        work.append(parent.node.at(parent.end))
+
+    # reading a path
+
+    def tokens_between(self, hint: Node, first: int, last: int) -> bytes:
+        """Token bytes of pages [first, last) on the path to ``hint``."""
+        out, node = [], hint.at(last)
+        while last > first:
+            low = max(first, node.start)
+            out.append(node.edge[(low - node.start) * self.page_bytes : (last - node.start) * self.page_bytes])
+            last = low
+            if last > first:
+                assert node.parent is not None
+                node = node.parent
+        return b"".join(reversed(out))
+
+    def pages_between(self, hint: Node, first: int, last: int) -> PageIds | None:
+        """Ids of the device pages [first, last) on the path to ``hint``; None where one is not resident."""
+        out, node = [], hint.at(last)
+        while last > first:
+            if node.resident_end < last:
+                return None
+            low = max(first, node.start)
+            out.append(node.pages[4 * (low - node.start) : 4 * (last - node.start)])
+            last = low
+            if last > first:
+                assert node.parent is not None
+                node = node.parent
+        return np.frombuffer(b"".join(reversed(out)), np.int32)
+
+    def root_of(self, node: Node) -> Root:
+        """The root above ``node``."""
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, Root)
+        return node
+
+    def nodes(self, root: Node) -> Iterator[Node]:
+        """``root`` and all nodes below it, parents before children."""
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            yield node
+            if node.children:
+                stack += node.children.values()
+
+    # records
+
+    def record(self, hint: Node, index: int, *, make: bool = False) -> ChunkRecord | None:
+        """The record of whole chunk ``index`` on the path to ``hint``, made (with its ancestors) if asked; None if the path is shorter."""
+        chain: list[int] = []
+        while True:
+            found = self._record(hint, index)
+            if found is not None or not make or index < 0 or hint.at((index + 1) * self.chunk_pages).end < (index + 1) * self.chunk_pages:
+                break
+            chain.append(index)
+            index -= 1
+        if index >= 0 and found is None:
+            return None
+        for i in reversed(chain):
+            end = (i + 1) * self.chunk_pages
+            node = hint.at(end)
+            if node.records is None:
+                node.records = []
+            assert len(node.records) == i - node.start // self.chunk_pages, "records are dense"
+            found = self.attach(ChunkRecord(found, i, end, b"", node, short=False))
+            node.records.append(found)
+        return found
+
+    def _record(self, hint: Node, index: int) -> ChunkRecord | None:
+        if index < 0:
+            return None
+        node = hint.at((index + 1) * self.chunk_pages)
+        at = index - node.start // self.chunk_pages
+        if not node.records or at >= len(node.records) or (index + 1) * self.chunk_pages > node.end:
+            return None
+        return node.records[at]
+
+    def attach(self, record: ChunkRecord) -> ChunkRecord:
+        """Count a new record, and count it at its parent."""
+        self.n_records += 1
+        if record.parent is not None:
+            record.parent.below += 1
+        return record
+
+    def record_use(self, record: ChunkRecord) -> int:
+        """The last use of a record is its node's."""
+        record.node = node = record.node.at(record.end)
+        return node.last_use
+
+    def record_tokens(self, record: ChunkRecord) -> bytes:
+        """Token bytes of a record's chunk, its short tail included."""
+        return self.tokens_between(record.node, record.index * self.chunk_pages, record.end) + record.tail
+
+    def storage_parent(self, record: ChunkRecord) -> ChunkKey:
+        """The key a record's own key is computed over: its parent's, or its root's."""
+        if record.parent is None:
+            return self.root_of(record.node).key
+        assert record.parent.key is not None
+        return record.parent.key

@@ -1,0 +1,82 @@
+"""The composition root: ``open`` builds a cache out of a configuration. The one place that knows every part."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from radixkv.cache import Cache
+from radixkv.config import Config
+from radixkv.core import Core, host_chunks
+from radixkv.protocols import Device, Mover, Tier
+
+
+class NoDevice:
+    """No data at all: plans that name pages have nothing to move (planning and replay)."""
+
+    def copy_pages(self, source: Any, destination: Any, stream: Any = None) -> None:
+        """There are no bytes to copy."""
+
+    def pack(self, pages: Any, tokens: int, into: memoryview) -> None:
+        """There are no bytes to pack: the buffer is zeroed, so that nothing stale is stored."""
+        into[:] = bytes(len(into))
+
+    def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: Any) -> None:
+        """There are no pages to fill."""
+
+
+def open(config: Config, *, device: Device | None = None, mover: Callable[..., Mover] | None = None) -> Cache:  # noqa: A001
+    """Open a cache.
+
+    device: a ready owner of the page tensors (default: by ``config.device.kind``). mover: a factory called with layout, device, host, staging,
+    disk and queue_chunks (default: threads). Raises ConfigError, StoreLocked or StoreFormat; then nothing stays open.
+    """
+    from radixkv.mover import ThreadMover
+    from radixkv.tiers.host import HostArena
+
+    layout = config.layout
+    with ExitStack() as stack:
+        if device is None:
+            device = _device(config)
+        unit = -(-layout.chunk_tokens // 4) * layout.token_bytes
+        host = staging = None
+        if config.host.capacity_bytes:
+            host = HostArena(host_chunks(config) * 4, unit)
+            stack.callback(host.close)
+            staging = HostArena(config.host.staging_chunks * 4, unit)
+            stack.callback(staging.close)
+        disk = _disk(config)
+        if disk is not None:
+            stack.callback(disk.close)
+        parts = {"layout": layout, "device": device, "host": host, "staging": staging, "disk": disk}
+        moving = (mover or ThreadMover)(**parts, queue_chunks=config.disk.queue_chunks)
+        core = Core(config, device, moving, disk, threading.RLock(), time.monotonic)
+        cache = Cache(core)
+        cache.on_close(stack.pop_all().close)
+        return cache
+
+
+def _device(config: Config) -> Device:
+    if config.device.kind == "none":
+        return NoDevice()
+    from radixkv.gpu.reference import TorchDevice
+
+    return TorchDevice(config.layout, config.device.pages)
+
+
+def _disk(config: Config) -> Tier | None:
+    if not config.disk.capacity_bytes:
+        return None
+    from radixkv.tiers.disk import DiskTier
+
+    layout = config.layout
+    return DiskTier(
+        config.disk.path,
+        config.disk.capacity_bytes,
+        item_bytes=layout.group.item_bytes,
+        chunk_bytes=layout.chunk_bytes,
+        sync=config.disk.sync,
+    )
