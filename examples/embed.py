@@ -9,6 +9,7 @@ torch.manual_seed(0)
 LAYERS, HEADS, KV_HEADS, DIM, VOCABULARY = 2, 4, 2, 32, 1000
 WIDTH = HEADS * DIM
 embedding, positions = torch.randn(VOCABULARY, WIDTH), torch.randn(512, WIDTH)
+head = torch.randn(WIDTH, VOCABULARY)
 project = torch.randn(LAYERS, WIDTH, (HEADS + 2 * KV_HEADS) * DIM) / WIDTH**0.5
 
 layout = radixkv.KVLayout.full(layers=LAYERS, kv_heads=KV_HEADS, head_dim=DIM, dtype="float32", chunk_tokens=64)
@@ -31,7 +32,7 @@ def step(lease: radixkv.Lease, tokens: list[int]) -> int:
         out, _ = device.attention(layer, q, [lease.block_table], [lease.length], query_lengths=[len(tokens)])
         x = x + out.flatten(1)
     lease.commit(tokens)  # from here on other requests can share it
-    return int((x[-1] @ embedding.T).argmax())
+    return int((x[-1] @ head).argmax())
 
 
 def answer(cache: radixkv.Cache, ns: radixkv.Namespace, prompt: list[int], count: int) -> list[int]:

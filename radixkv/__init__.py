@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from radixkv.cache import Cache as Cache
+    from radixkv.clear import Cleared as Cleared
     from radixkv.config import Config as Config
     from radixkv.config import DeviceConfig as DeviceConfig
     from radixkv.config import DiskConfig as DiskConfig
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
     from radixkv.groups import CacheGroup as CacheGroup
     from radixkv.keys import Namespace as Namespace
     from radixkv.layout import KVLayout as KVLayout
+    from radixkv.lease import Hit as Hit
     from radixkv.lease import Lease as Lease
     from radixkv.match import Match as Match
-    from radixkv.stats import Cleared as Cleared
-    from radixkv.stats import Hit as Hit
     from radixkv.stats import Stats as Stats
     from radixkv.wiring import open as open
 
@@ -47,9 +47,10 @@ _EXPORTS = {
     "CacheGroup": "groups",
     "Namespace": "keys",
     "Cache": "cache",
-    "Lease": "lease",
+    **dict.fromkeys(("Lease", "Hit"), "lease"),
     "Match": "match",
-    **dict.fromkeys(("Hit", "Cleared", "Stats"), "stats"),
+    "Cleared": "clear",
+    "Stats": "stats",
     **dict.fromkeys(
         (
             "RadixKVError",
