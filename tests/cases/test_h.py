@@ -1,0 +1,108 @@
+"""Class H, metrics: exact arithmetic of hits and bytes."""
+
+from __future__ import annotations
+
+from tests.cases.conftest import Drive
+from tests.harness.driver import DISK, NS, Outcome, ReadPlan, prompt
+
+
+def test_h1_hit_arithmetic(drive: Drive) -> None:
+    d = drive()
+    d.run(prompt(128))
+    d.run(prompt(128) + prompt(64, 2))
+    d.run(prompt(128))
+    stats = d.stats
+    assert (stats.queries, stats.queried_tokens, stats.hit_tokens) == (3, 448, 255)
+    assert round(stats.hit_rate, 4) == 0.5692
+    assert (stats.device_hit_tokens, stats.host_hit_tokens, stats.disk_hit_tokens) == (255, 0, 0)
+    d.check()
+
+
+def test_h1_hits_by_tier(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(128))
+    d.to_host(prompt(128, 2))
+    for tokens, tier in ((prompt(129), "disk"), (prompt(129, 2), "host"), (prompt(129), "device")):
+        before = d.stats
+        session = d.lease(tokens, fill=False).wait()
+        hit = session.lease.hit
+        assert (hit.device_tokens, hit.host_tokens, hit.disk_tokens) == tuple(
+            128 * (t == tier) for t in ("device", "host", "disk")
+        )
+        after = d.stats
+        assert after.hit_tokens - before.hit_tokens == 128
+        assert getattr(after, f"{tier}_hit_tokens") - getattr(before, f"{tier}_hit_tokens") == 128
+        session.close()
+    d.check()
+
+
+def test_h3_a_failed_load_is_no_hit(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(256))
+    before = d.stats
+    session = d.lease(prompt(256), fill=False)
+    d.finish(d.copies(ReadPlan)[2], Outcome.ERROR)
+    session.wait()
+    after = d.stats
+    assert after.hit_tokens - before.hit_tokens == after.disk_hit_tokens - before.disk_hit_tokens == 128
+    assert after.load_failures == 1
+    hit = session.lease.hit
+    assert hit.device_tokens + hit.host_tokens + hit.disk_tokens == session.lease.cached_tokens == 128
+
+
+def test_h4_bytes(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    chunk, page = d.layout.chunk_bytes, d.layout.page_bytes
+    for kind in range(10):
+        d.run(prompt(64, kind))
+    d.drain()
+    stats = d.stats
+    assert (stats.stores, stats.stored_bytes) == (10, 10 * chunk)
+    assert (stats.host_chunks, stats.host_used_bytes, stats.host_capacity_bytes) == (10, 10 * chunk, 32 * chunk)
+    assert stats.cached_pages * page == 10 * chunk
+    d.flush()
+    stats = d.stats
+    assert (stats.disk_chunks, stats.disk_raw_bytes, stats.writes) == (10, 10 * chunk, 10)
+    assert d.cache.evict(16) == 16
+    d.check()
+    assert d.stats.cached_pages * page == 6 * chunk
+    d.cache.clear(tier="host")
+    assert (d.stats.host_chunks, d.stats.host_used_bytes) == (0, 0)
+    d.check()
+    kept = stats.disk_used_bytes
+    assert 0 < kept <= stats.disk_capacity_bytes
+    d.restart()
+    stats = d.stats
+    assert (stats.disk_chunks, stats.disk_used_bytes, stats.disk_raw_bytes) == (10, kept, 10 * chunk)
+    assert (stats.host_used_bytes, stats.cached_pages) == (0, 0)
+    d.check()
+
+
+def test_h5_bounds(drive: Drive) -> None:
+    d = drive()
+    assert d.stats.hit_rate == 0.0
+    d.lease([]).close()
+    assert d.stats.hit_rate == 0.0
+    d.run(prompt(40))
+    before = d.stats
+    d.cache.clear()
+    after = d.stats
+    for name in ("queries", "queried_tokens", "hit_tokens", "stores", "evicted_pages"):
+        assert getattr(after, name) >= getattr(before, name), f"{name} went down"
+    assert 0.0 <= after.hit_rate <= 1.0
+
+
+def test_h7_both_directions(drive: Drive) -> None:
+    d = drive()
+    d.run(prompt(192))
+    assert d.cache.demote(NS, prompt(192), to="host") in (0, 3)
+    d.drain()
+    d.evict_all()
+    assert d.cache.promote(NS, prompt(192)) == 192
+    d.drain()
+    stats = d.stats
+    assert (stats.stores, stats.loads) == (3, 3)
+    assert stats.stored_bytes == stats.loaded_bytes == 3 * d.layout.chunk_bytes
+    assert stats.store_s > 0 and stats.load_s > 0
+    assert d.look(prompt(192))[0] == 192
+    d.check()

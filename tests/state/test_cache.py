@@ -1,0 +1,361 @@
+"""The whole cache against a model: hits are bounded by the longest committed prefix, leases always read right, nothing
+leaks.
+
+Tiny geometry (2 tokens a page, 2 pages a chunk, two token values), so that prompts collide all the time. Directed rules
+line up what random steps seldom do: evict and regrow one path; close, evict, commit; twins; forks of siblings; cold
+reads that fail half way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from radixkv.errors import OutOfPages
+from radixkv.keys import Namespace
+from radixkv.plan import Outcome, ReadPlan
+from tests.harness.driver import Driver, make_layout
+from tests.harness.session import Session
+from tests.state.budget import budget
+
+PAGE, CHUNK = 2, 4
+LAYOUT = make_layout(page=PAGE, chunk=CHUNK, layers=1, kv_heads=1, head_dim=2)
+SPACES = {"a": Namespace("m", salt="a"), "b": Namespace("m", salt="b")}
+SMALL_DISK, LARGE_DISK = 512 << 10, 16 << 20
+"""The smallest cap a disk tier takes holds ten of these chunks; the large one holds all there are."""
+
+prompts = st.lists(st.integers(0, 1), max_size=22)
+few = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+names = st.sampled_from("ab")
+endings = st.sampled_from([None, None, None, Outcome.ERROR, Outcome.CORRUPT, Outcome.MISSING])
+SESSIONS = 8
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """An engine with several requests at a time, over tiers of all sizes."""
+
+    driver: Driver | None = None
+
+    @initialize(
+        pages=st.sampled_from([6, 12, 30, 200]),
+        host=st.sampled_from([0, 1, 1, 3, 20]),
+        disk=st.sampled_from([0, 0, SMALL_DISK, LARGE_DISK]),
+        edge=st.sampled_from([1, 2, 4, 2048]),
+        staging=st.sampled_from([1, 2, 4]),
+        ahead=st.sampled_from([0.0, 0.5, 1.0]),
+    )
+    def start(self, pages: int, host: int, disk: int, edge: int, staging: int, ahead: float) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="radixkv-state-"))
+        self.edge = edge
+        self.driver = Driver(
+            self.folder,
+            layout=LAYOUT,
+            pages=pages,
+            host_chunks=host,
+            disk_bytes=disk if host else 0,
+            staging_chunks=staging,
+            write_ahead=ahead,
+        )
+        self.d.core.tree.edge_pages = edge
+        self.history: list[tuple[str, list[int]]] = []
+        self.lossy = False
+
+    @property
+    def d(self) -> Driver:
+        assert self.driver is not None
+        return self.driver
+
+    # --- helpers ------------------------------------------------------------------------------------------------
+
+    def acquire(
+        self, tokens: list[int], name: str, *, commit: bool, lag: bool = False, fill: bool = True, reserve: int = 0
+    ) -> Session | None:
+        if len(self.d.sessions) >= SESSIONS or (lag and len(self.d.fences) >= 3):
+            return None
+        ns = SPACES[name]
+        bound = min(self.d.common(tokens, ns), max(0, len(tokens) - 1))
+        opened = list(self.d.sessions)
+        try:
+            session = self.d.lease(tokens, ns, fill=fill, commit=commit, lag=lag, reserve=reserve)
+        except OutOfPages:
+            self.lossy = True
+            assert self.d.sessions == opened
+            return None
+        assert session.lease.cached_tokens <= bound, "more than was ever committed"
+        self.note(session)
+        return session
+
+    def note(self, session: Session) -> None:
+        if session.lease.settled and session.lease.committed:
+            name = next(name for name, ns in SPACES.items() if ns == session.ns)
+            self.history = [*self.history, (name, session.tokens[: session.lease.committed])][-6:]
+
+    def grow(self, session: Session, tokens: list[int]) -> bool:
+        """Compute what is left of the prompt and ``tokens`` after it, uncommitted. False: out of pages, nothing
+        changed."""
+        length = session.lease.length
+        try:
+            session.decode(session.tokens[length:] + tokens, commit=False)
+        except OutOfPages:
+            assert session.lease.length == length
+            self.lossy = True
+            return False
+        return True
+
+    def commit(self, session: Session, *, lag: bool = False, count: int | None = None) -> None:
+        session.commit(count, lag=lag and len(self.d.fences) < 3)
+        self.note(session)
+
+    def evict(self, pages: int) -> None:
+        self.d.cache.evict(pages)
+        self.lossy |= pages > 0
+
+    def pick(self, data: st.DataObject) -> Session:
+        return data.draw(st.sampled_from(self.d.sessions))
+
+    # --- plain steps --------------------------------------------------------------------------------------------
+
+    @rule(
+        tokens=prompts,
+        name=names,
+        commit=st.booleans(),
+        lag=st.booleans(),
+        fill=st.booleans(),
+        reserve=st.sampled_from([0, 0, 0, 5]),
+    )
+    def new_prompt(self, tokens: list[int], name: str, commit: bool, lag: bool, fill: bool, reserve: int) -> None:
+        self.acquire(tokens, name, commit=commit, lag=lag, fill=fill, reserve=reserve)
+
+    @precondition(lambda self: self.history)
+    @rule(
+        data=st.data(),
+        more=st.lists(st.integers(0, 1), max_size=6),
+        cut=st.integers(0, 6),
+        commit=st.booleans(),
+        lag=st.booleans(),
+        fill=st.booleans(),
+    )
+    def known_prompt(self, data: st.DataObject, more: list[int], cut: int, commit: bool, lag: bool, fill: bool) -> None:
+        """A known prompt, cut and grown: full hits, splits at every depth, regrowth."""
+        name, tokens = data.draw(st.sampled_from(self.history))
+        self.acquire(tokens[: len(tokens) - cut] + more, name, commit=commit, lag=lag, fill=fill)
+
+    @precondition(lambda self: self.d.sessions)
+    @rule(data=st.data(), tokens=few, commit=st.booleans(), lag=st.booleans(), part=st.booleans())
+    def decode(self, data: st.DataObject, tokens: list[int], commit: bool, lag: bool, part: bool) -> None:
+        session = self.pick(data)
+        if session.lease.ready and self.grow(session, tokens) and commit:
+            left = session.lease.length - session.lease.committed
+            self.commit(session, lag=lag, count=data.draw(st.integers(0, left)) if part else None)
+
+    @precondition(lambda self: self.d.sessions)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        session = self.pick(data)
+        if session.lease.settled and len(self.d.sessions) < SESSIONS:
+            session.fork()
+
+    @precondition(lambda self: self.d.sessions)
+    @rule(data=st.data(), keep=st.sampled_from([None, None, None, 0, 3, 8]), lag=st.booleans())
+    def close(self, data: st.DataObject, keep: int | None, lag: bool) -> None:
+        self.pick(data).close(keep, lag=lag and len(self.d.fences) < 3)
+        self.lossy |= keep is not None
+
+    @precondition(lambda self: self.d.fences)
+    @rule(data=st.data(), tick=st.booleans())
+    def end_fence(self, data: st.DataObject, tick: bool) -> None:
+        self.d.fences.pop(data.draw(st.integers(0, len(self.d.fences) - 1))).finish()
+        if tick:
+            self.d.cache.tick()
+
+    @rule()
+    def tick(self) -> None:
+        self.d.cache.tick()
+
+    @rule(pages=st.integers(1, 30))
+    def evict_some(self, pages: int) -> None:
+        self.evict(pages)
+
+    @precondition(lambda self: self.d.in_flight)
+    @rule(data=st.data(), ending=endings, tell=st.booleans())
+    def end_copy(self, data: st.DataObject, ending: Outcome | None, tell: bool) -> None:
+        plans = self.d.choices()
+        self.end(plans[data.draw(st.integers(0, len(plans) - 1))], ending, tell=tell)
+
+    def end(self, plan: object, ending: Outcome | None, *, tell: bool = True) -> None:
+        """A copy ends; loads from verified host memory never fail, and only reads find corruption."""
+        if not isinstance(plan, ReadPlan) and ending is not None:
+            ending = Outcome.ERROR
+        self.lossy |= ending is not None
+        self.d.finish(plan, ending, tell=tell)  # type: ignore[arg-type]
+
+    @rule(tokens=prompts, name=names)
+    def look(self, tokens: list[int], name: str) -> None:
+        found = self.d.look(tokens, SPACES[name])
+        common = self.d.common(tokens, SPACES[name])
+        assert found[2] <= common, "more than was ever committed"
+        if self.d.config.device.pages == 200 and not self.lossy:
+            assert found[0] >= common // PAGE * PAGE, "a committed prefix is not found"
+
+    # --- directed steps -----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.d.sessions)
+    @rule(data=st.data(), pages=st.integers(1, 30), tokens=few)
+    def close_evict_commit(self, data: st.DataObject, pages: int, tokens: list[int]) -> None:
+        self.pick(data).close()
+        self.evict(pages)
+        self.sound()
+        if self.d.sessions:
+            session = self.pick(data)
+            if session.lease.ready and self.grow(session, tokens):
+                self.commit(session)
+
+    @precondition(lambda self: self.history)
+    @rule(data=st.data(), pages=st.integers(1, 30), tokens=few, cut=st.integers(0, 8))
+    def evict_regrow(self, data: st.DataObject, pages: int, tokens: list[int], cut: int) -> None:
+        name, known = data.draw(st.sampled_from(self.history))
+        self.evict(pages)
+        self.sound()
+        self.acquire(known[: max(0, len(known) - cut)] + tokens, name, commit=True)
+
+    @precondition(lambda self: self.d.sessions)
+    @rule(data=st.data(), tokens=few, pages=st.integers(0, 20), swap=st.booleans())
+    def fork_sibling(self, data: st.DataObject, tokens: list[int], pages: int, swap: bool) -> None:
+        session = self.pick(data)
+        if not session.lease.ready or len(self.d.sessions) >= SESSIONS or not self.grow(session, tokens):
+            return
+        first, second = (session.fork(), session) if swap else (session, session.fork())
+        self.commit(first)
+        self.sound()
+        first.close()
+        self.sound()
+        self.evict(pages)
+        self.sound()
+        self.commit(second)
+
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=4, max_size=16),
+        name=names,
+        swap=st.booleans(),
+        pages=st.integers(0, 20),
+    )
+    def twins(self, tokens: list[int], name: str, swap: bool, pages: int) -> None:
+        both = [self.acquire(tokens, name, commit=False) for _ in range(2)]
+        for session in both:
+            if session is not None and session.lease.ready:
+                self.commit(session)
+        self.sound()
+        first = both[swap]
+        if first is not None:
+            first.close()
+            self.sound()
+            self.evict(pages)
+
+    @rule()
+    def settle_all(self) -> None:
+        """Everything to the outer tiers, then off the device."""
+        self.d.land_fences()
+        self.d.drain()
+        self.d.evict_all()
+        self.lossy = True
+
+    @rule(tier=st.sampled_from(["host", "disk", "device", None]))
+    def clear(self, tier: str | None) -> None:
+        self.d.cache.clear(tier=tier)
+        self.lossy = True
+
+    @precondition(lambda self: self.history)
+    @rule(data=st.data(), to=st.sampled_from(["host", "disk", "device"]))
+    def move(self, data: st.DataObject, to: str) -> None:
+        name, tokens = data.draw(st.sampled_from(self.history))
+        if to == "device":
+            self.d.cache.promote(SPACES[name], tokens)
+        elif to == "host" or self.d.config.disk.capacity_bytes:
+            self.d.cache.demote(SPACES[name], tokens, to=to)
+
+    def cold(self) -> None:
+        """As much as fits on disk, nothing above it."""
+        self.settle_all()
+        self.d.cache.flush(timeout_s=10.0)
+        self.d.drain()
+        self.d.cache.flush(timeout_s=10.0)
+        self.d.drain()
+        self.d.cache.clear(tier="host")
+        self.sound()
+
+    @precondition(lambda self: self.history and self.d.config.disk.capacity_bytes)
+    @rule(
+        data=st.data(),
+        more=st.lists(st.integers(0, 1), max_size=3),
+        how=st.lists(endings, min_size=1, max_size=6),
+        close=st.booleans(),
+    )
+    def cold_read(self, data: st.DataObject, more: list[int], how: list[Outcome | None], close: bool) -> None:
+        """Read a known prompt from disk, reads ending in any order and way; maybe the lease closes half way."""
+        self.cold()
+        name, tokens = data.draw(st.sampled_from(self.history))
+        session = self.acquire(tokens + more, name, commit=False, fill=False)
+        for ending in how:
+            if self.d.in_flight:
+                plans = self.d.choices()
+                self.end(plans[data.draw(st.integers(0, len(plans) - 1))], ending)
+                self.sound()
+        if close and session is not None:
+            session.close()
+            self.sound()
+
+    @precondition(lambda self: self.d.config.host.capacity_bytes >= 20 * LAYOUT.chunk_bytes)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=8, max_size=22))
+    def stored(self, tokens: list[int]) -> None:
+        """Liveness: what was committed and closed is found in an ample host tier, to its last token."""
+        self.d.cache.clear(tier="host")
+        self.settle_all()
+        session = self.acquire(tokens, "b", commit=False, fill=False)
+        if session is None:
+            return
+        session.wait()
+        try:
+            session.fill()
+        except OutOfPages:
+            return
+        self.note(session)
+        refused = self.d.stats.store_refused
+        session.close()
+        self.d.land_fences()
+        self.d.drain()
+        self.d.evict_all()
+        self.sound()
+        if self.d.stats.store_refused == refused:
+            assert max(self.d.look(tokens, SPACES["b"])) >= len(tokens) // CHUNK * CHUNK, "not stored"
+
+    @rule()
+    def restart(self) -> None:
+        """Close cleanly and open the same store again."""
+        self.lossy = True
+        committed = self.d.committed
+        self.d.restart()
+        self.d.committed = committed
+        self.d.core.tree.edge_pages = self.edge
+
+    # --- always -------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def sound(self) -> None:
+        if self.driver is not None:
+            self.driver.check()
+
+    def teardown(self) -> None:
+        if self.driver is not None:
+            try:
+                self.driver.idle()
+            finally:
+                self.driver.close()
+                shutil.rmtree(self.folder)
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = budget(60, 30)
