@@ -153,8 +153,12 @@ class Lanes:
     def _loop(self, lane: Lane) -> None:
         """The life of one lane thread."""
         work = self._work[lane.name]
+        plans: list[Plan] = []
+        ended: list[Done] = []
         while True:
             with self._lock:
+                # At once: whoever learns that a plan has ended finds the thread idle.
+                self._end(plans, ended)
                 lane.idle += 1
                 work.wait_for(lambda: lane.queue or self._stopped)
                 lane.idle -= 1
@@ -166,7 +170,6 @@ class Lanes:
             except BaseException:  # even a SystemExit out of a tier must not leave a request waiting
                 logger.exception("the %s lane lost its executor", lane.name)
                 ended = [Done(plan.id, Outcome.ERROR) for plan in plans]
-            self._end(plans, ended)
 
     def _drop(self, lane: Lane, outcome: Outcome) -> None:
         plans = list(lane.queue)
@@ -174,9 +177,8 @@ class Lanes:
         self._end(plans, [Done(plan.id, outcome) for plan in plans])
 
     def _end(self, plans: Sequence[Plan], ended: Sequence[Done]) -> None:
-        with self._lock:
-            for plan in plans:
-                self._held[type(plan)] -= 1
-            self._done += ended
-            self._ended += len(ended)
-            self._news.notify_all()
+        for plan in plans:
+            self._held[type(plan)] -= 1
+        self._done += ended
+        self._ended += len(ended)
+        self._news.notify_all()

@@ -74,6 +74,15 @@ def test_threads_start_with_the_first_plan_of_their_lane_and_end_with_close() ->
     assert [*stopped, mover.stopped] == [False, True]
 
 
+def test_one_read_after_another_needs_one_thread() -> None:
+    rig, mover = threaded()
+    for i in range(5):
+        mover.submit(ReadPlan(i, key(1), 16, 0, False))
+        rig.ends(1)
+    assert lane_threads() == ["radixkv-read-0"]
+    assert mover.close(5.0)
+
+
 def test_stores_and_writes_are_bounded_and_nothing_else_is() -> None:
     gate = Gate("write", "read")
     rig, mover = threaded(gate, queue=3)
@@ -310,7 +319,7 @@ def test_a_mover_dropped_without_close_ends_its_threads() -> None:
 def run_script(body: str) -> tuple[int, str, str, float]:
     """Exit code, stdout, stderr and seconds of a Python process that runs ``body``."""
     head = """
-        import os, sys, time, warnings
+        import os, sys, threading, time, warnings
         from radixkv.mover import ThreadMover
         from radixkv.plan import LoadPlan, ReadPlan
         from tests.mover.parts import Rig, ids, key, store, write
@@ -339,10 +348,18 @@ def test_e11_the_interpreter_ends_quickly_and_quietly_without_close(sleep_s: flo
 
 
 def test_e4_a_forked_child_ends_without_touching_its_parents_mover() -> None:
+    """Also where the fork caught a lane with the lock held: in the child nobody will ever release it."""
     body = """
         rig = Rig(ThreadMover)
         rig.mover.submit(write(1, 1))
         assert list(rig.ends(1)) == [1]
+        def hold():
+            with rig.mover._lanes._lock:
+                held.set()
+                time.sleep(1.0)
+        held = threading.Event()
+        threading.Thread(target=hold).start()
+        held.wait()
         start = time.monotonic()
         warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads, which is what this is about
         child = os.fork()
