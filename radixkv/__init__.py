@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from radixkv.groups import CacheGroup as CacheGroup
     from radixkv.keys import Namespace as Namespace
     from radixkv.layout import KVLayout as KVLayout
-    from radixkv.lease import Hit as Hit
     from radixkv.lease import Lease as Lease
+    from radixkv.loading import Hit as Hit
     from radixkv.match import Match as Match
     from radixkv.stats import Stats as Stats
     from radixkv.wiring import open as open
@@ -47,7 +47,8 @@ _EXPORTS = {
     "CacheGroup": "groups",
     "Namespace": "keys",
     "Cache": "cache",
-    **dict.fromkeys(("Lease", "Hit"), "lease"),
+    "Lease": "lease",
+    "Hit": "loading",
     "Match": "match",
     "Cleared": "clear",
     "Stats": "stats",

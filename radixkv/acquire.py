@@ -14,7 +14,9 @@ from radixkv.plane import EAGER_STORES, Plane
 
 
 def acquire(plane: Plane, namespace: Namespace, key: bytes, reserve: int) -> Lease:
-    """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. Raises OutOfPages, taking nothing."""
+    """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. Raises
+    OutOfPages, taking nothing.
+    """
     core, tree = plane.core, plane.tree
     plane.drain()
     root = tree.root(namespace, core.storage)

@@ -1,4 +1,6 @@
-"""``Cache.check``: every invariant of the control plane, recounted from scratch. Raises InvariantError naming the one that is broken."""
+"""``Cache.check``: every invariant of the control plane, recounted from scratch. Raises InvariantError naming the one
+that is broken.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ class _Walk:
             self._structure(node, full_above)
             residents = self._tails(node)
             for first, child in (node.children or {}).items():
-                _must(child.edge[: self.tree.page_bytes] == first and child.parent is node, "child under its first page", child.start)
+                _must(
+                    child.edge[: self.tree.page_bytes] == first and child.parent is node,
+                    "child under its first page",
+                    child.start,
+                )
                 _must(child.start == node.end, "child starts at its parent's end", child.start, node.end)
                 residents += bool(child.pages)
                 todo.append((child, node.resident == node.end - node.start))
@@ -97,7 +103,11 @@ class _Walk:
             _must(record.index == first + at and not record.short, "records are dense, in chunk order", record.index)
             _must(node.start < record.end <= node.end, "a record stands at the node of its last page", record.end)
         for record in node.shorts or ():
-            _must(record.short and record.index == record.end // self.tree.chunk_pages, "a short record's chunk", record.index)
+            _must(
+                record.short and record.index == record.end // self.tree.chunk_pages,
+                "a short record's chunk",
+                record.index,
+            )
         for record in (*(node.records or ()), *(node.shorts or ())):
             _must(record.node.at(record.end) is node, "a record's hint leads to its node", record.index)
             _must(not record.dead, "no dead record is kept", record.index)
@@ -112,11 +122,15 @@ def _leases(plane: Plane, walk: _Walk) -> None:
         view = lease.inspect()
         _must(not lease.closed, "open leases are open")
         _must(lease.committed <= lease.length, "committed <= length", lease.committed, lease.length)
-        _must(len(set(view.table.tolist())) == len(view.table), "a page stands once in a block table", view.table.tolist())
+        _must(
+            len(set(view.table.tolist())) == len(view.table), "a page stands once in a block table", view.table.tolist()
+        )
         if view.depth:
             node = view.node.at(view.depth)
             _must(walk.nodes.get(id(node)) is node, "a pin leads into the tree", view.depth)
-            _must(node.start < view.depth <= node.resident_end, "a pinned page is resident", view.depth, node.resident_end)
+            _must(
+                node.start < view.depth <= node.resident_end, "a pinned page is resident", view.depth, node.resident_end
+            )
             found.setdefault(id(node), Counter())[view.depth] += 1
         for pages in view.held:
             np.add.at(refs, pages, 1)
@@ -143,18 +157,33 @@ def _records(plane: Plane, walk: _Walk) -> None:
             _tier_state(plane, record, tier, children[id(record)])
     placed = [r.slot for r in walk.records if r.slot >= 0]
     _must(len(placed) == len(set(placed)), "a host slot has one record", placed)
-    _must(set(placed) | slots.dead() == slots.taken() and not set(placed) & slots.dead(), "host slots are records' or draining", placed)
+    _must(
+        set(placed) | slots.dead() == slots.taken() and not set(placed) & slots.dead(),
+        "host slots are records' or draining",
+        placed,
+    )
     _must(slots.audit() and plane.core.staging.audit(), "every unit is free or taken, once")
     token = plane.core.layout.token_bytes
     raw = sum(residency.tokens(r) * token for r in walk.records if r.tiers[DISK].state)
     used = sum(r.disk_bytes for r in walk.records if r.tiers[DISK].state) + sum(residency.strays.values())
-    _must((raw, used) == (residency.disk_raw, residency.disk_used), "disk gauges", raw, used, residency.disk_raw, residency.disk_used)
+    _must(
+        (raw, used) == (residency.disk_raw, residency.disk_used),
+        "disk gauges",
+        raw,
+        used,
+        residency.disk_raw,
+        residency.disk_used,
+    )
 
 
 def _tier_state(plane: Plane, record: ChunkRecord, tier: int, children: int) -> None:
     residency, residence, parent = plane.residency, record.tiers[tier], record.parent
     _must(residence.children == children, "children in a tier", tier, record.index, residence.children, children)
-    _must((residence.state is State.LANDED) == (record in residency.landed[tier]), "landed records are listed", record.index)
+    _must(
+        (residence.state is State.LANDED) == (record in residency.landed[tier]),
+        "landed records are listed",
+        record.index,
+    )
     _must(bool(residence.plan) == (residence.state is State.WRITING), "a plan while writing", record.index)
     if residence.state is State.READY:
         if parent is not None and parent.tiers[tier].state is State.NONE:
@@ -191,8 +220,18 @@ def _copies(plane: Plane, walk: _Walk) -> None:
                 slot_pins[part.slot] += 1
     for record in walk.records:
         reading = record.read is not None
-        _must(record.busy == marks[id(record)] + reading, "marks on a record", record.index, record.busy, marks[id(record)], reading)
-    _must((busy == pool.busy).all() and (unready == pool.unready).all() and (incoming == pool.incoming).all(), "holds on pages")
+        _must(
+            record.busy == marks[id(record)] + reading,
+            "marks on a record",
+            record.index,
+            record.busy,
+            marks[id(record)],
+            reading,
+        )
+    _must(
+        (busy == pool.busy).all() and (unready == pool.unready).all() and (incoming == pool.incoming).all(),
+        "holds on pages",
+    )
     _must(slot_pins == Counter(core.slots.pins()), "pins on host slots", slot_pins, core.slots.pins())
     _must(stage_pins == Counter(core.staging.pins()), "pins on staging", stage_pins, core.staging.pins())
     if not core.flights:
@@ -204,7 +243,12 @@ def _pages(plane: Plane, walk: _Walk) -> None:
     pool = plane.pool
     cached = np.zeros(pool.pages, np.bool_)
     cached[list(walk.pages)] = True
-    _must((cached == pool.cached).all() and pool.n_cached == len(walk.pages), "cached pages are the tree's", pool.n_cached, len(walk.pages))
+    _must(
+        (cached == pool.cached).all() and pool.n_cached == len(walk.pages),
+        "cached pages are the tree's",
+        pool.n_cached,
+        len(walk.pages),
+    )
     stack = pool.stack[: pool.free].tolist()
     _must(len(stack) == len(set(stack)), "no page is free twice")
     free = np.zeros(pool.pages, np.bool_)
@@ -214,7 +258,7 @@ def _pages(plane: Plane, walk: _Walk) -> None:
     _must(not (pool.loading & (~held | cached)).any(), "a loading page is a lease's")
     private = held & ~cached & ~pool.loading
     draining = ~held & ~cached & (pool.busy > 0)
-    states = sum(x.astype(np.int64) for x in (free, private, cached, pool.loading, draining))
+    states = np.sum([free, private, cached, pool.loading, draining], axis=0)
     _must((states == 1).all(), "each page is in one state", np.flatnonzero(states != 1).tolist())
     if not plane.leases and not plane.core.flights and not plane.core.fences:
         _must(not held.any() and not pool.busy.any() and not pool.n_busy, "nothing is held when nobody holds")

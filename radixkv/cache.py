@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -31,8 +30,8 @@ from radixkv.stats import Stats, counters_of
 class Cache:
     """One cache is one model layout and one pool of pages. Made by ``radixkv.open``; a context manager that closes it.
 
-    Token arguments are int32 arrays, other integer arrays or lists of ints; anything else raises InvalidTokens. Trouble in a tier never raises:
-    it is a miss, counted with its reason.
+    Token arguments are int32 arrays, other integer arrays or lists of ints; anything else raises InvalidTokens. Trouble
+    in a tier never raises: it is a miss, counted with its reason.
     """
 
     def __init__(self, core: Core) -> None:
@@ -45,7 +44,9 @@ class Cache:
     def __enter__(self) -> Cache:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -69,7 +70,9 @@ class Cache:
         return self._plane.core.mover
 
     def lookup(self, namespace: Namespace, tokens: Any) -> Match:
-        """What the tiers have of a prompt. Pins nothing, splits nothing, stamps nothing: by the time of ``acquire`` it may be less."""
+        """What the tiers have of a prompt. Pins nothing, splits nothing, stamps nothing: by the time of ``acquire`` it
+        may be less.
+        """
         key = as_tokens(tokens).tobytes()
         n = len(key) >> 2
         with self._lock:
@@ -86,15 +89,14 @@ class Cache:
         return Match(device, host, covered, covered, min(covered, n - 1))
 
     def acquire(self, namespace: Namespace, tokens: Any, reserve_tokens: int = 0) -> Lease:
-        """A lease on a prompt: its cached prefix pinned, pages taken, loads on their way; returns at once, all or nothing.
+        """A lease on a prompt: its cached prefix pinned, pages taken, loads on their way; returns at once, all or
+        nothing.
 
         reserve_tokens: tokens beyond the prompt whose pages are set aside now (0: pages are taken by ``append``).
         Raises OutOfPages (nothing taken), InvalidTokens, ConfigError for a bad count or a namespace that is none.
         """
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
-        if not isinstance(namespace, Namespace):
-            raise ConfigError(f"namespace must be a Namespace, not {type(namespace).__name__}")
         key = as_tokens(tokens).tobytes()
         with self._lock:
             self._check_open()
@@ -102,7 +104,9 @@ class Cache:
             return acquire(self._plane, namespace, key, reserve_tokens)
 
     def evict(self, pages: int) -> int:
-        """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all are in use."""
+        """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all
+        are in use.
+        """
         with self._lock:
             self._check_open()
             self._plane.drain()
@@ -111,9 +115,11 @@ class Cache:
             return freed
 
     def demote(self, namespace: Namespace, tokens: Any, to: str = "host") -> int:
-        """Start copying a prompt's whole chunks (and a conversation end that ends here) to ``to``: "host" or "disk". Returns copies started.
+        """Start copying a prompt's whole chunks (and a conversation end that ends here) to ``to``: "host" or "disk".
+        Returns copies started.
 
-        Copies only: device pages stay until they are evicted. Chunks that the host has go on to disk; run ``tick`` for the rest.
+        Copies only: device pages stay until they are evicted. Chunks that the host has go on to disk; run ``tick`` for
+        the rest.
         """
         if to not in ("host", "disk"):
             raise ConfigError(f"demote to {to!r}: not one of host, disk")
@@ -138,10 +144,12 @@ class Cache:
             return plane.core.last_plan - before
 
     def promote(self, namespace: Namespace, tokens: Any) -> int:
-        """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. Raises OutOfPages."""
+        """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. Raises
+        OutOfPages.
+        """
         lease = self.acquire(namespace, tokens)
         with self._lock:
-            moving = sum(part.pages for part in lease.plan_parts()) * self.layout.page_tokens
+            moving = lease.loading_tokens
             self._promotions.append(lease)
             self._end_promotions()
         return moving
@@ -152,7 +160,9 @@ class Cache:
             lease.close()
 
     def clear(self, namespace: Namespace | None = None, tier: str | None = None) -> Cleared:
-        """Forget everything (of a namespace; in one tier: "device", "host" or "disk") that nobody uses. Says what was, and what was not, cleared."""
+        """Forget everything (of a namespace; in one tier: "device", "host" or "disk") that nobody uses. Says what was,
+        and what was not, cleared.
+        """
         if tier not in (None, "device", "host", "disk"):
             raise ConfigError(f"clear of tier {tier!r}: not one of device, host, disk")
         with self._lock:
@@ -161,19 +171,25 @@ class Cache:
             return clear(self._plane, namespace, tier)
 
     def tick(self) -> None:
-        """Housekeeping for idle engines: applies finished work, starts stores and writes ahead, keeps the low watermark. Never blocks."""
+        """Housekeeping for idle engines: applies finished work, starts stores and writes ahead, keeps the low
+        watermark. Never blocks.
+        """
         with self._lock:
             self._check_open()
             self._plane.tick()
             self._end_promotions()
 
     def flush(self, timeout_s: float = 60.0) -> int:
-        """Bring every committed chunk and tail to disk, synced. Returns how many are not there at the deadline or find no room (0: all are)."""
+        """Bring every committed chunk and tail to disk, synced. Returns how many are not there at the deadline or find
+        no room (0: all are).
+        """
         self._check_open()
         return flushing.flush(self._plane, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Flush within the deadline, then stop the movers and close the tiers. Idempotent; open leases may still be closed."""
+        """Flush within the deadline, then stop the movers and close the tiers. Idempotent; open leases may still be
+        closed.
+        """
         with self._lock:
             if self._plane.closed:
                 return
@@ -199,7 +215,9 @@ class Cache:
         self._after_close = act
 
     def check(self) -> None:
-        """Audit the structure: every invariant of the control plane. Raises InvariantError naming the one that is broken."""
+        """Audit the structure: every invariant of the control plane. Raises InvariantError naming the one that is
+        broken.
+        """
         with self._lock:
             audit(self._plane)
 

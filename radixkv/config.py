@@ -1,4 +1,6 @@
-"""The one frozen configuration tree. The same names are used in TOML, environment and flags; unknown keys are refused there."""
+"""The one frozen configuration tree. The same names are used in TOML, environment and flags; unknown keys are refused
+there.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ class DeviceConfig:
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """Host memory. capacity_bytes: the chunk cache (0: tier off). staging_chunks: chunk buffers apart from it, for reads that find no room.
+    """Host memory. capacity_bytes: the chunk cache (0: tier off). staging_chunks: chunk buffers apart from it, for
+    reads that find no room.
 
-    write_ahead: share of the host cache that may hold chunks without a disk copy before ``tick`` writes the coldest ones down.
+    write_ahead: share of the host cache that may hold chunks without a disk copy before ``tick`` writes the coldest
+    ones down.
     """
 
     capacity_bytes: int = 0
@@ -55,9 +59,11 @@ class HostConfig:
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """The compressed LMDB store. path: its folder ("" with capacity 0: tier off). capacity_bytes: hard cap on the data file.
+    """The compressed LMDB store. path: its folder ("" with capacity 0: tier off). capacity_bytes: hard cap on the data
+    file.
 
-    admission: "always" (every chunk the host offers). sync: fsync every batch. queue_chunks: writes in flight at most; more are refused and counted.
+    admission: "always" (every chunk the host offers). sync: fsync every batch. queue_chunks: writes in flight at most;
+    more are refused and counted.
     """
 
     path: str = ""
@@ -73,15 +79,18 @@ class DiskConfig:
         if not isinstance(self.path, str):
             raise ConfigError(f"disk.path must be text, not {self.path!r}")
         if bool(self.path) != bool(self.capacity_bytes):
-            raise ConfigError(f"disk.path {self.path!r} and disk.capacity_bytes {self.capacity_bytes} must be given together")
+            raise ConfigError(
+                f"disk.path {self.path!r} and disk.capacity_bytes {self.capacity_bytes} must be given together"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """What to keep and what to try. eviction: victim order ("lru"). min_partial_tokens: shortest part of a page worth a copy-on-write.
+    """What to keep and what to try. eviction: victim order ("lru"). min_partial_tokens: shortest part of a page worth a
+    copy-on-write.
 
-    partial_children: children looked at for a partly common page. load_retries: reads of a chunk that may fail before it is lost.
-    load_timeout_s: the longest ``lease.wait`` waits for outer tiers before it settles for what is there.
+    partial_children: children looked at for a partly common page. load_retries: reads of a chunk that may fail before
+    it is lost. load_timeout_s: the longest ``lease.wait`` waits for outer tiers before it settles for what is there.
     """
 
     eviction: str = "lru"
@@ -134,4 +143,6 @@ class Config:
         if 0 < self.host.capacity_bytes < chunk:
             raise ConfigError(f"host.capacity_bytes {self.host.capacity_bytes} cannot hold one chunk of {chunk} bytes")
         if self.disk.capacity_bytes and not self.host.capacity_bytes:
-            raise ConfigError(f"disk.capacity_bytes {self.disk.capacity_bytes} needs a host tier: host.capacity_bytes is 0")
+            raise ConfigError(
+                f"disk.capacity_bytes {self.disk.capacity_bytes} needs a host tier: host.capacity_bytes is 0"
+            )

@@ -1,4 +1,6 @@
-"""What the parts of the control plane share: configuration, structures, the in-flight table and the fences. No decisions here."""
+"""What the parts of the control plane share: configuration, structures, the in-flight table and the fences. No
+decisions here.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,18 @@ from radixkv.types import PageIds
 
 
 class Flight:
-    """A plan under way. record: the chunk it moves, if one; pages: device pages held for it, if any; landed: applied when it ends."""
+    """A plan under way. record: the chunk it moves, if one; pages: device pages held for it, if any; landed: applied
+    when it ends.
+    """
 
     __slots__ = ("landed", "pages", "plan", "record")
 
     def __init__(
-        self, plan: Plan, landed: Callable[[Flight, Done], None], record: ChunkRecord | None = None, pages: PageIds | None = None
+        self,
+        plan: Plan,
+        landed: Callable[[Flight, Done], None],
+        record: ChunkRecord | None = None,
+        pages: PageIds | None = None,
     ) -> None:
         self.plan = plan
         self.landed = landed
@@ -35,7 +43,9 @@ class Flight:
 class Core:
     """One cache's shared state. Every method runs under ``lock``."""
 
-    def __init__(self, config: Config, device: Device, mover: Mover, disk: Tier | None, lock: Lock, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, device: Device, mover: Mover, disk: Tier | None, lock: Lock, clock: Clock
+    ) -> None:
         layout, policy = config.layout, POLICIES[config.policy.eviction]()
         self.config = config
         self.layout = layout
@@ -74,13 +84,17 @@ class Core:
         return True
 
     def reserve(self, pages: int) -> None:
-        """Make ``pages`` pages free by eviction. Raises OutOfPages (from ``take``) in the caller if that was not enough."""
+        """Make ``pages`` pages free by eviction. Raises OutOfPages (from ``take``) in the caller if that was not
+        enough.
+        """
         if self.pool.free < pages:
             self.poll_fences()
             self.counters.evicted_pages += evict(self.tree, pages - self.pool.free)
 
     def add_fence(self, fence: Fence, pages: PageIds, *, write: bool = True) -> None:
-        """``pages`` are in use until ``fence``: no other owner gets them before it, nor, where they are written, a mover."""
+        """``pages`` are in use until ``fence``: no other owner gets them before it, nor, where they are written, a
+        mover.
+        """
         self.pool.hold(pages, write=write)
         self.fences.append((fence, pages, write))
 

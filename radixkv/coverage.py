@@ -11,9 +11,11 @@ BRANCHES = 16
 
 
 class Part:
-    """One line of a load plan: ``pages`` pages of ``record`` from its page ``first`` on, into the block table from entry ``at`` on.
+    """One line of a load plan: ``pages`` pages of ``record`` from its page ``first`` on, into the block table from
+    entry ``at`` on.
 
-    slot: the record's host slot, pinned, or -1. pending: its bytes are not in host memory yet. from_disk: they had to be read.
+    slot: the record's host slot, pinned, or -1. pending: its bytes are not in host memory yet. from_disk: they had to
+    be read.
     """
 
     __slots__ = ("at", "first", "from_disk", "pages", "pending", "record", "slot")
@@ -43,7 +45,9 @@ class _Best:
 
 
 def cover(residency: Residency, root: Root, found: Found, key: bytes, have: int) -> tuple[list[Part], int]:
-    """Parts to load beyond the device's ``have`` tokens, in order, and the tokens covered with them (at least ``have``)."""
+    """Parts to load beyond the device's ``have`` tokens, in order, and the tokens covered with them (at least
+    ``have``).
+    """
     tree = residency.tree
     parts: list[Part] = []
     page = found.device_pages

@@ -1,4 +1,6 @@
-"""``close(keep=k)``: what a lease wrote past token k leaves every tier, unless another child, tail or deeper pin uses it."""
+"""``close(keep=k)``: what a lease wrote past token k leaves every tier, unless another child, tail or deeper pin uses
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def cut(residency: Residency, hint: Node, depth: int, tokens: bytes, keep: int) 
         past = node.end * size + (len(tail.edge) >> 2) > keep
         if past and tokens.startswith(tail.edge) and not pool.ref[tail.page]:
             tree.drop_tail(tail)
-    while node.parent is not None and node.end * size > keep and depth >= node.end and not (node.children or node.tails):
+    while (
+        node.parent is not None and node.end * size > keep and depth >= node.end and not (node.children or node.tails)
+    ):
         low = max(-(-keep // size) - node.start, 0, node.pins[-1] - node.start if node.pins else 0)
         _drop_records(residency, node, node.start + low, keep)
         if node.resident > low:

@@ -8,7 +8,9 @@ class RadixKVError(Exception):
 
 
 class OutOfPages(RadixKVError):
-    """The device pool cannot give the pages asked for, not even by eviction. Ordinary control flow: nothing was changed."""
+    """The device pool cannot give the pages asked for, not even by eviction. Ordinary control flow: nothing was
+    changed.
+    """
 
 
 class InvalidTokens(RadixKVError, ValueError):

@@ -1,4 +1,6 @@
-"""Device eviction: trim page by page from the ends of paths, coldest first. Only clean victims: no pin below, no open copy or fence."""
+"""Device eviction: trim page by page from the ends of paths, coldest first. Only clean victims: no pin below, no open
+copy or fence.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def _evict_tail(tree: PrefixTree, tail: Tail) -> int:
 
 
 def trim(tree: PrefixTree, node: Node, want: int) -> int:
-    """Cut up to ``want`` pages from the end of a leaf's resident head, not past its deepest pin. Returns pages freed."""
+    """Cut up to ``want`` pages from a leaf's resident end, not past its deepest pin. Returns pages freed."""
     if node.resident_children or not node.pages:
         return 0
     pool, resident = tree.pool, node.resident

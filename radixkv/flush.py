@@ -12,7 +12,9 @@ WAIT_S = 0.02
 
 
 def flush(plane: Plane, timeout_s: float) -> int:
-    """Store and write until everything is on disk, nothing moves any more, or the deadline passes. Returns what is not on disk."""
+    """Store and write until everything is on disk, nothing moves any more, or the deadline passes. Returns what is not
+    on disk.
+    """
     core = plane.core
     if core.disk is None:
         return 0
@@ -49,7 +51,9 @@ def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) ->
 
 
 def _settle(plane: Plane, deadline: float) -> bool:
-    """Wait until no plan and no fence is open. False: the deadline has passed, or only the mover's owner can end what is open."""
+    """Wait until no plan and no fence is open. False: the deadline has passed, or only the mover's owner can end what
+    is open.
+    """
     core = plane.core
     while True:
         with core.lock:
@@ -65,7 +69,9 @@ def _settle(plane: Plane, deadline: float) -> bool:
 
 
 def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkRecord]:
-    """Places on the device and records in the host that disk does not have: (node, depth, tail) as for store jobs, parents first."""
+    """Places on the device and records in the host that disk does not have: (node, depth, tail) as for store jobs,
+    parents first.
+    """
     tree = plane.tree
     for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots()):
         for record in (*(node.records or ()), *(node.shorts or ())):
@@ -89,6 +95,10 @@ def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkReco
 
 def _has_short(node: Node, edge: bytes) -> bool:
     for record in node.shorts or ():
-        if record.end == node.end and record.tail.startswith(edge) and (record.tiers[HOST].state or record.tiers[DISK].state):
+        if (
+            record.end == node.end
+            and record.tail.startswith(edge)
+            and (record.tiers[HOST].state or record.tiers[DISK].state)
+        ):
             return True
     return False

@@ -14,8 +14,8 @@ KINDS = ("full",)
 class CacheGroup:
     """Layers whose K and V have one shape, and which need the same positions to resume.
 
-    layers: number of layers on this shard. kv_heads: K/V heads on this shard. head_dim: elements per head.
-    dtype: element type, one of ``ITEM_BYTES``. scale_bytes: bytes of quantisation scale per token, head and K or V (0: none);
+    layers: number of layers on this shard. kv_heads: K/V heads on this shard. head_dim: elements per head. dtype:
+    element type, one of ``ITEM_BYTES``. scale_bytes: bytes of quantisation scale per token, head and K or V (0: none);
     scales travel with their page. Raises ConfigError naming the value and the limit.
     """
 

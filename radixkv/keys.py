@@ -32,11 +32,13 @@ def frame(parts: Iterable[tuple[str, bytes]]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What decides the KV of a prompt beside its tokens. Caches add their own layout and shard when they name stored chunks.
+    """What decides the KV of a prompt beside its tokens. Caches add their own layout and shard when they name stored
+    chunks.
 
-    model: model id. revision: weights revision or fingerprint, rope and window settings included. adapter: adapter name and
-    weights digest. salt: tenant salt (bytes or str). kv_format: KV dtype and quantisation where the layout's dtype does not say it all.
-    Raises ConfigError for a part that is not text, is not encodable (a lone surrogate) or is over 64 KiB.
+    model: model id. revision: weights revision or fingerprint, rope and window settings included. adapter: adapter name
+    and weights digest. salt: tenant salt (bytes or str). kv_format: KV dtype and quantisation where the layout's dtype
+    does not say it all. Raises ConfigError for a part that is not text, is not encodable (a lone surrogate) or is over
+    64 KiB.
     """
 
     model: str
@@ -47,7 +49,9 @@ class Namespace:
     digest: bytes = field(init=False, repr=False, compare=False, default=b"")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", hashlib.sha256(frame([("radixkv.namespace", b"1"), *self._encoded()])).digest())
+        object.__setattr__(
+            self, "digest", hashlib.sha256(frame([("radixkv.namespace", b"1"), *self._encoded()])).digest()
+        )
 
     def _encoded(self) -> list[tuple[str, bytes]]:
         out = []
@@ -78,7 +82,9 @@ class Namespace:
 
 
 def root_key(namespace: bytes, storage: Sequence[tuple[str, str]]) -> ChunkKey:
-    """The parent key of a namespace's first chunks in a keyed tier: namespace digest, then layout and shard parts, framed."""
+    """The parent key of a namespace's first chunks in a keyed tier: namespace digest, then layout and shard parts,
+    framed.
+    """
     parts = [("radixkv.root", b"1"), ("namespace", namespace)]
     parts += [(tag, value.encode()) for tag, value in storage]
     return ChunkKey(hashlib.sha256(frame(parts)).digest())
@@ -88,18 +94,22 @@ _CHUNK_TAG = b"radixkv.chunk.1\0"
 
 
 def chunk_key(parent: bytes, tokens: bytes) -> ChunkKey:
-    """The key of the chunk that holds ``tokens`` (int32 bytes) after ``parent`` (32 bytes; the namespace's root key for a first chunk).
+    """The key of the chunk that holds ``tokens`` (int32 bytes) after ``parent`` (32 bytes; the namespace's root key for
+    a first chunk).
 
     Injective framing: the tag and the parent have fixed lengths, and the token count stands before the tokens.
     """
-    return ChunkKey(hashlib.sha256(b"".join((_CHUNK_TAG, parent, struct.pack("<I", len(tokens) >> 2), tokens))).digest())
+    return ChunkKey(
+        hashlib.sha256(b"".join((_CHUNK_TAG, parent, struct.pack("<I", len(tokens) >> 2), tokens))).digest()
+    )
 
 
 def as_tokens(tokens: Any) -> Tokens:
     """Tokens as a contiguous int32 array; int32 arrays pass without a copy.
 
-    Accepts one-dimensional integer arrays (numpy, or anything with ``__array__``) and sequences of Python ints. Raises InvalidTokens,
-    naming the position, for a negative or too large token, a bool, float, str or None, and for more than ``MAX_TOKENS`` tokens.
+    Accepts one-dimensional integer arrays (numpy, or anything with ``__array__``) and sequences of Python ints. Raises
+    InvalidTokens, naming the position, for a negative or too large token, a bool, float, str or None, and for more than
+    ``MAX_TOKENS`` tokens.
     """
     if isinstance(tokens, np.ndarray):
         array = tokens

@@ -37,8 +37,15 @@ class KVLayout:
 
     @classmethod
     def full(
-        cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str = "bfloat16", scale_bytes: int = 0,
-        page_tokens: int = 16, chunk_tokens: int = 256,
+        cls,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: str = "bfloat16",
+        scale_bytes: int = 0,
+        page_tokens: int = 16,
+        chunk_tokens: int = 256,
     ) -> KVLayout:
         """A layout of one full-attention group."""
         group = CacheGroup(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, scale_bytes=scale_bytes)
@@ -70,8 +77,13 @@ class KVLayout:
         return self.token_bytes * self.chunk_tokens
 
     def storage_parts(self) -> tuple[tuple[str, str], ...]:
-        """What decides the bytes of a chunk in a keyed tier, in clear. The page size is not part of it: chunks do not depend on it."""
+        """What decides the bytes of a chunk in a keyed tier, in clear. The page size is not part of it: chunks do not
+        depend on it.
+        """
         parts = [("chunk_tokens", str(self.chunk_tokens))]
         for i, g in enumerate(self.groups):
-            parts += [(f"group{i}.{name}", str(getattr(g, name))) for name in ("kind", "layers", "kv_heads", "head_dim", "dtype", "scale_bytes")]
+            parts += [
+                (f"group{i}.{name}", str(getattr(g, name)))
+                for name in ("kind", "layers", "kv_heads", "head_dim", "dtype", "scale_bytes")
+            ]
         return tuple(parts)

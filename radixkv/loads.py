@@ -1,7 +1,8 @@
-"""Loads, in two phases. Outer: keyed tier to host memory, a whole chunk, verified; it can fail. Inner: host memory to device pages.
+"""Loads, in two phases. Outer: keyed tier to host memory, a whole chunk, verified; it can fail. Inner: host memory to
+device pages.
 
-A chunk is read once however many leases wait for it. A part is copied to the device as soon as its chunk is in host memory, so a prompt longer
-than the host cache and the staging buffers together still loads.
+A chunk is read once however many leases wait for it. A part is copied to the device as soon as its chunk is in host
+memory, so a prompt longer than the host cache and the staging buffers together still loads.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Loads:
         self.residency.idle(record)
 
     def start(self, waiter: Waiter, parts: list[Part]) -> None:
-        """Issue a held plan: loads of what the host has, reads of the rest. ``waiter`` may hear of parts before this returns."""
+        """Issue a held plan: loads of what the host has, reads of the rest. ``waiter`` may hear of parts before this
+        returns.
+        """
         for part in parts:
             if part.pending:
                 self._join(waiter, part)
@@ -108,7 +111,9 @@ class Loads:
                 return
 
     def _start(self, read: Read) -> bool:
-        """False: no buffer is free. A chunk that has come to the host meanwhile is served from there, one that is gone fails."""
+        """False: no buffer is free. A chunk that has come to the host meanwhile is served from there, one that is gone
+        fails.
+        """
         record, residency, core = read.record, self.residency, self.core
         if record.tiers[HOST].state is State.READY:
             self._deliver(read, record.slot, staging=False)
@@ -166,9 +171,9 @@ class Loads:
             self.residency.end(record, HOST, plan.id, ok)
         if done.outcome is Outcome.CORRUPT:
             core.counters.corrupt += 1
-        if not ok and (done.outcome is not Outcome.ERROR or record.failures >= core.config.policy.load_retries):
-            if record.tiers[DISK].state:
-                self.residency.lose(record, DISK)
+        final = done.outcome is not Outcome.ERROR or record.failures >= core.config.policy.load_retries
+        if not ok and final and record.tiers[DISK].state:
+            self.residency.lose(record, DISK)
         if not ok:
             self._fail(read)
         slots.unpin(plan.slot)

@@ -10,7 +10,8 @@ from radixkv.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What ``lookup`` found. Tokens are cumulative over the tiers: device <= host <= disk, and not capped at the prompt's length less one.
+    """What ``lookup`` found. Tokens are cumulative over the tiers: device <= host <= disk, and not capped at the
+    prompt's length less one.
 
     covered_tokens: leading tokens whose KV some tier has. usable_tokens: what a lease could take, at most n - 1.
     """
@@ -25,10 +26,11 @@ class Match:
 class Found:
     """Where a prompt leaves the tree.
 
-    path: nodes passed, the one the match ends inside included. pages: whole pages whose tokens match. extra: equal tokens of the next page
-    on the same edge. within: whole pages matched in the last node where the match ends inside its edge, else -1 (it ends at a node's end).
-    ids: page ids (bytes) resident on the path; device_pages: those of them the prompt covers. partial, partial_tokens: a page of the device
-    that is only partly common, right after ``device_pages`` (a tail, the last node, or a child of it).
+    path: nodes passed, the one the match ends inside included. pages: whole pages whose tokens match. extra: equal
+    tokens of the next page on the same edge. within: whole pages matched in the last node where the match ends inside
+    its edge, else -1 (it ends at a node's end). ids: page ids (bytes) resident on the path; device_pages: those of them
+    the prompt covers. partial, partial_tokens: a page of the device that is only partly common, right after
+    ``device_pages`` (a tail, the last node, or a child of it).
     """
 
     __slots__ = ("device_pages", "extra", "ids", "pages", "partial", "partial_tokens", "path", "within")

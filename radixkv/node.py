@@ -1,4 +1,6 @@
-"""What the prefix tree is made of: nodes, tails and chunk records. Plain data with the few rules that belong to one object."""
+"""What the prefix tree is made of: nodes, tails and chunk records. Plain data with the few rules that belong to one
+object.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from radixkv.types import ChunkKey, PageIds
 
 
 class State(IntEnum):
-    """Where a chunk record stands in one outer tier. Only READY may be served; LANDED waits for its parent to be READY."""
+    """Where a chunk record stands in one outer tier. Only READY is served; LANDED waits for its parent to be READY."""
 
     NONE = 0
     WRITING = 1
@@ -25,7 +27,9 @@ HOST, DISK = 0, 1
 
 
 class Residence:
-    """One record in one outer tier. plan: the copy that is filling it (0: none). children: records right below it that are in the tier."""
+    """One record in one outer tier. plan: the copy that is filling it (0: none). children: records right below it that
+    are in the tier.
+    """
 
     __slots__ = ("children", "plan", "queued", "state")
 
@@ -39,13 +43,31 @@ class Residence:
 class ChunkRecord:
     """What the outer tiers have of one chunk on one path.
 
-    index: chunk number on its path. end: pages from the root to the end of its whole pages. tail: bytes of the tokens past them (short
-    records only). node: a hint of the node that holds page ``end``. below: records whose parent this is. busy: copies and plans using it.
+    index: chunk number on its path. end: pages from the root to the end of its whole pages. tail: bytes of the tokens
+    past them (short records only). node: a hint of the node that holds page ``end``. below: records whose parent this
+    is. busy: copies and plans using it.
     """
 
-    __slots__ = ("below", "busy", "disk_bytes", "end", "failures", "index", "key", "node", "parent", "read", "short", "slot", "tail", "tiers")
+    __slots__ = (
+        "below",
+        "busy",
+        "disk_bytes",
+        "end",
+        "failures",
+        "index",
+        "key",
+        "node",
+        "parent",
+        "read",
+        "short",
+        "slot",
+        "tail",
+        "tiers",
+    )
 
-    def __init__(self, parent: ChunkRecord | None, index: int, end: int, tail: bytes, node: Node, *, short: bool) -> None:
+    def __init__(
+        self, parent: ChunkRecord | None, index: int, end: int, tail: bytes, node: Node, *, short: bool
+    ) -> None:
         self.key: ChunkKey | None = None
         self.parent = parent
         self.index = index
@@ -68,14 +90,27 @@ class ChunkRecord:
 
 
 class Node:
-    """An edge and its end. ``edge``: bytes of the int32 tokens from page ``start`` to page ``end``; ``pages``: bytes of the int32 ids of
-    its resident head. ``children`` by the bytes of their first page. ``resident_children``: children with pages, and tails.
+    """An edge and its end. ``edge``: bytes of the int32 tokens from page ``start`` to page ``end``; ``pages``: bytes of
+    the int32 ids of its resident head. ``children`` by the bytes of their first page. ``resident_children``: children
+    with pages, and tails.
 
     ``pins``: sorted depths (in pages from the root) at which leases end here. ``queued``: in the victim queue.
     """
 
     __slots__ = (
-        "alive", "children", "edge", "end", "last_use", "pages", "parent", "pins", "queued", "records", "resident_children", "shorts", "start",
+        "alive",
+        "children",
+        "edge",
+        "end",
+        "last_use",
+        "pages",
+        "parent",
+        "pins",
+        "queued",
+        "records",
+        "resident_children",
+        "shorts",
+        "start",
         "tails",
     )
 
@@ -110,7 +145,9 @@ class Node:
         return np.frombuffer(self.pages, np.int32, count, 4 * first)
 
     def at(self, depth: int) -> Node:
-        """The node that holds page ``depth`` (1-based; 0: the root) at or above this one. A split keeps the identity of the lower half."""
+        """The node that holds page ``depth`` (1-based; 0: the root) at or above this one. A split keeps the identity of
+        the lower half.
+        """
         node = self
         while node.start >= depth and node.parent is not None:
             node = node.parent
@@ -134,7 +171,9 @@ class Node:
 
 
 class Root(Node):
-    """The root of one namespace. key: parent key of its first chunks in keyed tiers. named: the tier's table has it in clear."""
+    """The root of one namespace. key: parent key of its first chunks in keyed tiers. named: the tier's table has it in
+    clear.
+    """
 
     __slots__ = ("key", "named", "namespace")
 
@@ -160,7 +199,9 @@ class Tail:
 
 
 def common_tokens(a: bytes | bytearray, a_off: int, b: bytes | bytearray, b_off: int, limit: int) -> int:
-    """Equal leading tokens of ``a[a_off:]`` and ``b[b_off:]`` within ``limit`` bytes: galloping slices, then one array compare."""
+    """Equal leading tokens of ``a[a_off:]`` and ``b[b_off:]`` within ``limit`` bytes: galloping slices, then one array
+    compare.
+    """
     low, step = 0, 4096
     while low < limit:
         high = min(limit, low + step)

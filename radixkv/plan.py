@@ -1,7 +1,8 @@
-"""Plans: what the control plane tells the data plane to do. Frozen, serialisable structs of integers and bytes, no references.
+"""Plans: what the control plane tells the data plane to do. Frozen, serialisable structs of integers and bytes, no
+references.
 
-One plan moves one chunk record (or its leading part). The data plane answers each plan with one ``Done``.
-Buffers are planar (see ``radixkv.gpu.planar``) and hold ``tokens`` x ``layout.token_bytes`` bytes.
+One plan moves one chunk record (or its leading part). The data plane answers each plan with one ``Done``. Buffers are
+planar (see ``radixkv.gpu.planar``) and hold ``tokens`` x ``layout.token_bytes`` bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class StorePlan(_Plan, frozen=True, tag="store", gc=False):
 
 
 class LoadPlan(_Plan, frozen=True, tag="load", gc=False):
-    """Host to device: from the buffer at ``slot`` (of ``tokens`` tokens), unpack pages from ``first_page`` on into ``pages``."""
+    """Host to device: from the buffer at ``slot`` (of ``tokens`` tokens), unpack pages from ``first_page`` on into
+    ``pages``.
+    """
 
     slot: int
     staging: bool
@@ -95,7 +98,9 @@ Plan: TypeAlias = StorePlan | LoadPlan | ReadPlan | WritePlan | DeletePlan | Nam
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """The end of plan ``id``. stored_bytes: bytes the record takes of the tier's cap (writes). seconds: time the plan itself ran."""
+    """The end of plan ``id``. stored_bytes: bytes the record takes of the tier's cap (writes). seconds: time the plan
+    itself ran.
+    """
 
     id: int
     outcome: Outcome

@@ -1,4 +1,6 @@
-"""The control plane's working parts behind one lease or cache: core, residency, loads and stores, and the turn of work between them."""
+"""The control plane's working parts behind one lease or cache: core, residency, loads and stores, and the turn of work
+between them.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Plane:
             core.counters.evicted_pages += evict(self.tree, short)
 
     def write_uses(self) -> None:
-        """Tell the disk tier the last uses of what was used since the last call: the order of use survives a restart."""
+        """Tell the disk tier the last uses since the last call: the order of use survives a restart."""
         uses: dict[bytes, int] = {}
         seen: set[int] = set()
         for end in self.touched:

@@ -31,7 +31,8 @@ E_ = TypeVar("E_")
 class VictimQueue(Generic[E_]):
     """A lazy heap of candidates. An entry's rank is read again when it is popped; one that was used since goes back in.
 
-    Entries are pushed once (the caller keeps a ``queued`` mark) and may have become unfit meanwhile: the caller looks when it pops one.
+    Entries are pushed once (the caller keeps a ``queued`` mark) and may have become unfit meanwhile: the caller looks
+    when it pops one.
     """
 
     __slots__ = ("_heap", "_last_use", "_policy", "_sequence")

@@ -25,13 +25,28 @@ class PoolCounts:
 class PagePool:
     """One pool for running and cached pages.
 
-    A page is in exactly one state: *free* (on the stack), *cached* (``cached``: the tree's), *loading* (``loading``: a lease that has not
-    settled holds it), *private* (``ref`` > 0 and neither), or *draining* (nobody's, but a copy or fence still touches it: ``busy`` > 0).
-    ``fill`` is the number of leading tokens of a page that somebody relies on: a write at or past it may go in place, any other copies first.
-    ``ref`` counts leases that hold a page themselves; pages protected by a lease's pin in the tree are not counted.
+    A page is in exactly one state: *free* (on the stack), *cached* (``cached``: the tree's), *loading* (``loading``: a
+    lease that has not settled holds it), *private* (``ref`` > 0 and neither), or *draining* (nobody's, but a copy or
+    fence still touches it: ``busy`` > 0). ``fill`` is the number of leading tokens of a page that somebody relies on: a
+    write at or past it may go in place, any other copies first. ``ref`` counts leases that hold a page themselves;
+    pages protected by a lease's pin in the tree are not counted.
     """
 
-    __slots__ = ("pages", "stack", "free", "ref", "cached", "loading", "fill", "busy", "unready", "incoming", "n_busy", "n_incoming", "n_cached")
+    __slots__ = (
+        "pages",
+        "stack",
+        "free",
+        "ref",
+        "cached",
+        "loading",
+        "fill",
+        "busy",
+        "unready",
+        "incoming",
+        "n_busy",
+        "n_incoming",
+        "n_cached",
+    )
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
@@ -42,7 +57,9 @@ class PagePool:
         self.loading: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
         self.fill: npt.NDArray[np.int32] = np.zeros(pages, np.int32)
         self.busy: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # copies and fences that still touch the page
-        self.unready: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # those of them that write it: movers must not read it yet
+        self.unready: npt.NDArray[np.int32] = np.zeros(
+            pages, np.int32
+        )  # those of them that write it: movers must not read it yet
         self.incoming: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # loads among those: nobody may read it yet
         self.n_busy = self.n_incoming = 0  # holds now open: zero skips the array work
         self.n_cached = 0

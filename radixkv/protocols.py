@@ -1,4 +1,4 @@
-"""What the control plane sees of the data plane. ``radixkv.open`` hands in the real ones, tests and replay their own."""
+"""What the control plane sees of the data plane: ``radixkv.open`` hands in the real parts, tests their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Lock(Protocol):
     """The one lock around the control plane (re-entrant), or a null lock in replay."""
 
     def __enter__(self) -> Any: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any: ...
 
 
 class Clock(Protocol):
@@ -56,7 +58,9 @@ class Mover(Protocol):
     """Executes plans. Thread-safe; never calls back into the control plane."""
 
     def submit(self, plan: Plan) -> bool:
-        """Queue a plan. False: refused (its lane is full or closed); nothing will happen. Loads and reads are never refused while open."""
+        """Queue a plan. False: refused (its lane is full or closed); nothing will happen. Loads and reads are never
+        refused while open.
+        """
         ...
 
     def completed(self) -> list[Done]:
@@ -64,19 +68,24 @@ class Mover(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until something has ended that ``completed`` has not yet given, at most ``timeout_s``. True: there is something."""
+        """Block until something has ended that ``completed`` has not yet given, at most ``timeout_s``. True: there is
+        something.
+        """
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Refuse new plans, end what runs, drop what is queued after ``timeout_s``, stop the threads. True: nothing was dropped."""
+        """Refuse new plans, end what runs, drop what is queued after ``timeout_s``, stop the threads. True: nothing was
+        dropped.
+        """
         ...
 
 
 class IndexRow(msgspec.Struct, frozen=True, gc=False):
     """What a keyed tier's index says of one chunk: enough to rebuild the tree without reading payloads.
 
-    key, parent, root: 32-byte digests (a first chunk's parent is its root). tokens: the chunk's own tokens, int32 bytes; fewer than a
-    whole chunk in a short record. last_use: logical counter. raw_bytes: payload before compression. stored_bytes: bytes it takes of the cap.
+    key, parent, root: 32-byte digests (a first chunk's parent is its root). tokens: the chunk's own tokens, int32
+    bytes; fewer than a whole chunk in a short record. last_use: logical counter. raw_bytes: payload before compression.
+    stored_bytes: bytes it takes of the cap.
     """
 
     key: bytes
@@ -96,7 +105,9 @@ class WriteItem(msgspec.Struct, frozen=True):
 
 
 class TierStats(msgspec.Struct, frozen=True):
-    """A tier's own gauges. used_bytes: what counts against capacity_bytes. payload bytes: raw and stored sums over the records."""
+    """A tier's own gauges. used_bytes: what counts against capacity_bytes. payload bytes: raw and stored sums over the
+    records.
+    """
 
     entries: int
     used_bytes: int
@@ -110,7 +121,8 @@ class TierStats(msgspec.Struct, frozen=True):
 
 
 class Tier(Protocol):
-    """A keyed store of chunks: batched, blocking, bytes only, no threads inside, no exception for trouble (it is an outcome).
+    """A keyed store of chunks: batched, blocking, bytes only, no threads inside, no exception for trouble (it is an
+    outcome).
 
     One thread writes, many may read. ``write`` is a suggestion.
     """
@@ -126,9 +138,11 @@ class Tier(Protocol):
         ...
 
     def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[Outcome]:
-        """Read, verify and decode each record into its buffer, whose length must be the record's raw size (else CORRUPT).
+        """Read, verify and decode each record into its buffer, whose length must be the record's raw size (else
+        CORRUPT).
 
-        OK, MISSING, CORRUPT (verification failed; the record is kept until ``delete``) or ERROR (the read failed and may work later).
+        OK, MISSING, CORRUPT (verification failed; the record is kept until ``delete``) or ERROR (the read failed and
+        may work later).
         """
         ...
 
@@ -139,9 +153,11 @@ class Tier(Protocol):
         touch: Sequence[tuple[bytes, int]] = (),
         names: Sequence[tuple[bytes, tuple[tuple[str, str], ...]]] = (),
     ) -> list[tuple[Outcome, int]]:
-        """One durable batch: deletes, then writes, then last uses and namespace names. Per item (outcome, bytes it takes of the cap).
+        """One durable batch: deletes, then writes, then last uses and namespace names. Per item (outcome, bytes it
+        takes of the cap).
 
-        OK, REFUSED (no room, too large, or the key's row has other tokens or another parent) or ERROR. Nothing of a failed item is visible.
+        OK, REFUSED (no room, too large, or the key's row has other tokens or another parent) or ERROR. Nothing of a
+        failed item is visible.
         """
         ...
 

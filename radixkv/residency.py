@@ -1,7 +1,8 @@
 """Which chunks the outer tiers have: room, victims, writes to disk, and what happens when a record is lost.
 
-Each outer tier is prefix-closed by itself: a record becomes readable only after its parent, and leaves before it. A record that a tier
-loses with children in it is a *hole* there: its far side is the first victim, and is served again once the chunk is back.
+Each outer tier is prefix-closed by itself: a record becomes readable only after its parent, and leaves before it. A
+record that a tier loses with children in it is a *hole* there: its far side is the first victim, and is served again
+once the chunk is back.
 """
 
 from __future__ import annotations
@@ -117,7 +118,12 @@ class Residency:
         tokens: bytes | None = None
         while node is not None:
             for short in list(node.shorts or ()):
-                if short is record or short.index != record.index or short.end > record.end or not short.tiers[tier].state:
+                if (
+                    short is record
+                    or short.index != record.index
+                    or short.end > record.end
+                    or not short.tiers[tier].state
+                ):
                     continue
                 tokens = tokens or tree.record_tokens(record)
                 said = tree.record_tokens(short)
@@ -184,7 +190,9 @@ class Residency:
     # room
 
     def host_room(self, tokens: int, *, lossless: bool = False) -> HostSlot | None:
-        """A host slot for ``tokens`` tokens, if need be at the cost of colder leaves. lossless: none without a disk copy is given up."""
+        """A host slot for ``tokens`` tokens, if need be at the cost of colder leaves. lossless: none without a disk
+        copy is given up.
+        """
         slots = self.core.slots
         units = slots.units(tokens)
         while slots.chunks:
@@ -222,7 +230,9 @@ class Residency:
         return None
 
     def disk_room(self, need: int) -> bool:
-        """Make ``need`` bytes fit under the disk tier's budget: strays and far sides of holes first, then the coldest leaves."""
+        """Make ``need`` bytes fit under the disk tier's budget: strays and far sides of holes first, then the coldest
+        leaves.
+        """
         core = self.core
         assert core.disk is not None
         if need > core.disk.capacity_bytes:
@@ -271,7 +281,8 @@ class Residency:
     # to disk
 
     def write_ahead(self, share: float) -> bool:
-        """Start writing the oldest host chunks that disk does not have, until they are at most ``share`` of the host cache.
+        """Start writing the oldest host chunks that disk does not have, until they are at most ``share`` of the host
+        cache.
 
         False: the writer lane, or the disk, takes no more now.
         """
@@ -295,7 +306,7 @@ class Residency:
         return all(self.write_one(link, link.slot, staging=False) for link in reversed(chain))
 
     def write_one(self, record: ChunkRecord, slot: int, *, staging: bool) -> bool:
-        """Start writing one record from host memory; its parent is on disk or on its way. False: refused and counted."""
+        """Start writing one record from host memory; its parent is on disk or on its way. False: refused."""
         return self.reserve_disk(record, 0) and self.submit_write(record, slot, staging=staging)
 
     def reserve_disk(self, record: ChunkRecord, plan: int) -> bool:

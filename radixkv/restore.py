@@ -14,8 +14,9 @@ Names = Mapping[bytes, tuple[tuple[str, str], ...]]
 
 
 class Restore:
-    """Places index rows in the tree. Rows of other layouts or shards, and rows whose parent is missing, stay on disk as strays: never
-    served, first victims. A row whose parent comes back is placed then."""
+    """Places index rows in the tree. Rows of other layouts or shards, and rows whose parent is missing, stay on disk as
+    strays: never served, first victims. A row whose parent comes back is placed then.
+    """
 
     def __init__(self, residency: Residency) -> None:
         self.residency = residency
@@ -23,7 +24,9 @@ class Restore:
         self.orphans: dict[bytes, list[IndexRow]] = {}  # by parent key
 
     def adopt(self, rows: Iterable[IndexRow], names: Names) -> int:
-        """Rebuild the tree at open. Returns the rows placed. Keys are computed anew, so a flipped bit attaches KV to no other tokens."""
+        """Rebuild the tree at open. Returns the rows placed. Keys are computed anew, so a flipped bit attaches KV to no
+        other tokens.
+        """
         wanted = set(self.residency.core.storage)
         foreign = {root for root, parts in names.items() if not wanted <= set(parts)}
         strays: list[IndexRow] = []
@@ -90,7 +93,9 @@ class Restore:
         node: Node = root if parent is None else parent.node.at(parent.end)
         if pages:
             node, _ = tree.insert(node, depth, row.tokens[:cut], None, row.last_use)
-        record = self._record(node, parent, index, depth + pages, row.tokens[cut:], whole=tokens == tree.chunk_pages * tree.page_tokens)
+        record = self._record(
+            node, parent, index, depth + pages, row.tokens[cut:], whole=tokens == tree.chunk_pages * tree.page_tokens
+        )
         residence = record.tiers[DISK]
         if residence.state is State.NONE:
             record.key = ChunkKey(row.key)
@@ -104,7 +109,9 @@ class Restore:
             self.residency.disk_used -= row.stored_bytes  # written anew meanwhile: one record, counted once
         return record
 
-    def _record(self, node: Node, parent: ChunkRecord | None, index: int, end: int, tail: bytes, *, whole: bool) -> ChunkRecord:
+    def _record(
+        self, node: Node, parent: ChunkRecord | None, index: int, end: int, tail: bytes, *, whole: bool
+    ) -> ChunkRecord:
         """The record at its place: the one that is there, or a new one."""
         there = (node.records if whole else node.shorts) or []
         for record in there:

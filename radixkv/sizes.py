@@ -11,7 +11,9 @@ from radixkv.tree import PrefixTree
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """device_tokens: tokens with KV on the device. unique_tokens: tokens some tier can give, once. pinned_pages: device pages under a lease's pin."""
+    """device_tokens: tokens with KV on the device. unique_tokens: tokens some tier can give, once. pinned_pages: device
+    pages under a lease's pin.
+    """
 
     device_tokens: int
     unique_tokens: int

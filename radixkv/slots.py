@@ -1,4 +1,6 @@
-"""Host slots: an arena of quarter-chunk units, handed out whole (four units) or by the quarter, with pins of copies in flight."""
+"""Host slots: an arena of quarter-chunk units, handed out whole (four units) or by the quarter, with pins of copies in
+flight.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ QUARTERS = 4
 class HostSlots:
     """Allocator of one host arena of ``chunks`` whole-chunk places. A slot is the index of its first unit.
 
-    A record of at most ``quarter_tokens`` tokens takes one unit, so that a short tail does not take a whole place. A slot that is freed while
-    copies still use it (``pin``) comes back when the last of them ends.
+    A record of at most ``quarter_tokens`` tokens takes one unit, so that a short tail does not take a whole place. A
+    slot that is freed while copies still use it (``pin``) comes back when the last of them ends.
     """
 
     def __init__(self, chunks: int, chunk_tokens: int) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Counters:
-    """Running totals, kept by the control plane. Tokens, pages and chunks are counts; ``*_s`` are seconds that plans ran."""
+    """Running totals, kept by the control plane. Tokens, pages and chunks are counts; ``*_s`` are seconds that plans
+    ran.
+    """
 
     queries: int = 0
     queried_tokens: int = 0
@@ -44,8 +46,9 @@ class Counters:
 class Stats:
     """One consistent picture of a cache. hit_rate is in [0, 1] and 0.0 with no queries.
 
-    cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. unique_tokens: tokens some tier has,
-    counted once. disk_raw_bytes: payload before compression; disk_used_bytes: what the records take of the cap.
+    cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. unique_tokens:
+    tokens some tier has, counted once. disk_raw_bytes: payload before compression; disk_used_bytes: what the records
+    take of the cap.
     """
 
     queries: int

@@ -1,4 +1,5 @@
-"""Stores: device to host (write-through as chunks fill and sequences end), and from there, or straight through staging, to disk.
+"""Stores: device to host (write-through as chunks fill and sequences end), and from there, or straight through staging,
+to disk.
 
 Jobs remember a place on a path, never tokens or pages: those are taken from the tree when the job runs.
 """
@@ -11,7 +12,7 @@ from enum import Enum, auto
 import numpy as np
 
 from radixkv.core import Flight
-from radixkv.node import DISK, HOST, ChunkRecord, Node, State
+from radixkv.node import DISK, HOST, ChunkRecord, Node
 from radixkv.plan import Done, Outcome, StorePlan
 from radixkv.residency import Residency
 from radixkv.types import PageIds
@@ -30,7 +31,9 @@ class Result(Enum):
 
 
 class Job:
-    """Store what ends at ``depth`` pages: its whole chunks (tail None), or the short record with ``tail`` bytes past the last whole page."""
+    """Store what ends at ``depth`` pages: its whole chunks (tail None), or the short record with ``tail`` bytes past
+    the last whole page.
+    """
 
     __slots__ = ("depth", "hint", "tail")
 
@@ -67,7 +70,9 @@ class Stores:
         self.jobs.append(Job(hint, depth, tail))
 
     def offer(self, limit: int) -> int:
-        """Run up to ``limit`` jobs. Those that must wait for a fence, or were refused, are kept for later. Returns stores started."""
+        """Run up to ``limit`` jobs. Those that must wait for a fence, or were refused, are kept for later. Returns
+        stores started.
+        """
         started = self.core.last_plan
         for _ in range(min(limit, len(self.jobs))):
             job = self.jobs.popleft()
@@ -154,9 +159,9 @@ class Stores:
     @staticmethod
     def _short_at(node: Node, index: int, end: int, tail: bytes) -> ChunkRecord | None:
         for record in node.shorts or ():
-            if record.index == index and record.end == end and record.tail.startswith(tail):
-                if record.tail == tail or Stores._stored_somewhere(record):
-                    return record
+            there = record.index == index and record.end == end and record.tail.startswith(tail)
+            if there and (record.tail == tail or Stores._stored_somewhere(record)):
+                return record
         return None
 
     def _store(self, record: ChunkRecord, pages: PageIds | None) -> Result:
@@ -198,7 +203,9 @@ class Stores:
         return plan.id
 
     def _spill(self, record: ChunkRecord, pages: PageIds, tokens: int) -> bool:
-        """Through a staging buffer straight to disk: a chain may be longer than the host cache. Half of staging stays for reads."""
+        """Through a staging buffer straight to disk: a chain may be longer than the host cache. Half of staging stays
+        for reads.
+        """
         core, residency, parent = self.core, self.residency, record.parent
         if core.disk is None or self.spills >= max(1, core.staging.chunks // 2):
             return False

@@ -1,7 +1,8 @@
 """The prefix tree: a path-compressed, page-granular radix tree over token bytes, keyed on namespaces.
 
-Device residency is prefix-closed on every path. Chunk records lie, in chunk order, at the node that holds the chunk's last whole page.
-A remembered node is a hint, never evidence: climb with ``Node.at`` and compare its edge before relying on it.
+Device residency is prefix-closed on every path. Chunk records lie, in chunk order, at the node that holds the chunk's
+last whole page. A remembered node is a hint, never evidence: climb with ``Node.at`` and compare its edge before relying
+on it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from itertools import islice
 import numpy as np
 
 from radixkv.keys import Namespace, root_key
-from radixkv.node import ChunkRecord, Node, Root, Tail, common_tokens
+from radixkv.node import Node, Root, Tail, common_tokens
+from radixkv.paths import Paths
 from radixkv.policy import Policy, VictimQueue
 from radixkv.pool import PagePool
-from radixkv.types import ChunkKey, PageIds
+from radixkv.types import PageIds
 
 EDGE_TOKENS = 4096
 """Longest edge: growing, trimming and splitting stay bounded."""
@@ -28,23 +30,26 @@ def _last_use(entry: Node | Tail) -> int:
     return entry.last_use
 
 
-class PrefixTree:
+class PrefixTree(Paths):
     """Structure and device residency; it changes the pool's ``cached`` marks and nothing else outside itself."""
 
     def __init__(
-        self, pool: PagePool, policy: Policy, *, page_tokens: int, chunk_tokens: int, partial_children: int = 8,
+        self,
+        pool: PagePool,
+        policy: Policy,
+        *,
+        page_tokens: int,
+        chunk_tokens: int,
+        partial_children: int = 8,
         edge_tokens: int = EDGE_TOKENS,
     ) -> None:
+        super().__init__(page_tokens, chunk_tokens)
         self.pool = pool
-        self.page_tokens = page_tokens
-        self.page_bytes = 4 * page_tokens
-        self.chunk_pages = chunk_tokens // page_tokens
         self.edge_pages = max(1, edge_tokens // page_tokens)
         self.partial_children = partial_children
         self.roots: dict[bytes, Root] = {}
         self.restored: dict[bytes, Root] = {}  # by root key: from a disk index, not asked for yet
         self.now = 0
-        self.n_records = 0
         self.victims: VictimQueue[Node | Tail] = VictimQueue(policy, _last_use)
         self.blocked: list[Node | Tail] = []  # candidates under an open copy or fence: offered again when one ends
 
@@ -103,7 +108,9 @@ class PrefixTree:
     # structure
 
     def split(self, node: Node, pages: int) -> Node:
-        """Cut an edge after ``pages`` pages; the new upper node. The lower half keeps its identity; pins at the cut go up."""
+        """Cut an edge after ``pages`` pages; the new upper node. The lower half keeps its identity; pins at the cut go
+        up.
+        """
         cut = pages * self.page_bytes
         if cut == len(node.edge):
             return node
@@ -133,10 +140,12 @@ class PrefixTree:
     def insert(
         self, hint: Node, depth: int, key: bytes, own: PageIds | None, now: int | None = None
     ) -> tuple[Node, PageIds | None]:
-        """Make ``key`` (whole pages that follow page ``depth`` at ``hint``) part of the tree, with ``own`` page ids where it has none.
+        """Make ``key`` (whole pages that follow page ``depth`` at ``hint``) part of the tree, with ``own`` page ids
+        where it has none.
 
-        Returns the node that holds the last page, and the ids the tree has for these pages (None if ``own`` is: tokens only, as restored
-        from a disk index). now: the time to stamp, the next one by default. Where an id differs from ``own``, the tree already had the content and keeps its page.
+        Returns the node that holds the last page, and the ids the tree has for these pages (None if ``own`` is: tokens
+        only, as restored from a disk index). now: the time to stamp, the next one by default. Where an id differs from
+        ``own``, the tree already had the content and keeps its page.
         """
         node = hint.at(depth)
         within, off, size = depth - node.start, 0, self.page_bytes
@@ -165,8 +174,9 @@ class PrefixTree:
         return node, kept
 
     def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIds) -> None:
-        """``pages`` repeat known tokens from page ``within`` of ``node`` on: the tree's ids replace them where it has a device copy, and
-        it takes them in where it has none."""
+        """``pages`` repeat known tokens from page ``within`` of ``node`` on: the tree's ids replace them where it has a
+        device copy, and it takes them in where it has none.
+        """
         have = max(0, min(node.resident - within, len(pages)))
         pages[:have] = node.page_ids(within, have)
         if have == len(pages):
@@ -291,121 +301,3 @@ class PrefixTree:
                 parent.children = None
             node = parent
         self.drop_dead_records(node)
-
-    def drop_dead_records(self, node: Node) -> None:
-        """Forget records at ``node`` that nothing keeps, and then their parents; whole chunks only from the end, as the list is dense."""
-        work = [node]
-        while work:
-            node = work.pop()
-            gone = [r for r in node.shorts or () if r.dead]
-            if gone:
-                node.shorts = [r for r in node.shorts or () if not r.dead] or None
-            while node.records and node.records[-1].dead:
-                gone.append(node.records.pop())
-            node.records = node.records or None
-            for record in gone:
-                self.n_records -= 1
-                parent = record.parent
-                if parent is not None:
-                    parent.below -= 1
-                    if parent.dead:
-                        work.append(parent.node.at(parent.end))
-
-    # reading a path
-
-    def tokens_between(self, hint: Node, first: int, last: int) -> bytes:
-        """Token bytes of pages [first, last) on the path to ``hint``."""
-        out, node = [], hint.at(last)
-        while last > first:
-            low = max(first, node.start)
-            out.append(node.edge[(low - node.start) * self.page_bytes : (last - node.start) * self.page_bytes])
-            last = low
-            if last > first:
-                assert node.parent is not None
-                node = node.parent
-        return b"".join(reversed(out))
-
-    def pages_between(self, hint: Node, first: int, last: int) -> PageIds | None:
-        """Ids of the device pages [first, last) on the path to ``hint``; None where one is not resident."""
-        out, node = [], hint.at(last)
-        while last > first:
-            if node.resident_end < last:
-                return None
-            low = max(first, node.start)
-            out.append(node.pages[4 * (low - node.start) : 4 * (last - node.start)])
-            last = low
-            if last > first:
-                assert node.parent is not None
-                node = node.parent
-        return np.frombuffer(b"".join(reversed(out)), np.int32)
-
-    def root_of(self, node: Node) -> Root:
-        """The root above ``node``."""
-        while node.parent is not None:
-            node = node.parent
-        assert isinstance(node, Root)
-        return node
-
-    def nodes(self, root: Node) -> Iterator[Node]:
-        """``root`` and all nodes below it, parents before children."""
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            yield node
-            if node.children:
-                stack += node.children.values()
-
-    # records
-
-    def record(self, hint: Node, index: int, *, make: bool = False) -> ChunkRecord | None:
-        """The record of whole chunk ``index`` on the path to ``hint``, made (with its ancestors) if asked; None if the path is shorter."""
-        chain: list[int] = []
-        while True:
-            found = self._record(hint, index)
-            if found is not None or not make or index < 0 or hint.at((index + 1) * self.chunk_pages).end < (index + 1) * self.chunk_pages:
-                break
-            chain.append(index)
-            index -= 1
-        if index >= 0 and found is None:
-            return None
-        for i in reversed(chain):
-            end = (i + 1) * self.chunk_pages
-            node = hint.at(end)
-            if node.records is None:
-                node.records = []
-            assert len(node.records) == i - node.start // self.chunk_pages, "records are dense"
-            found = self.attach(ChunkRecord(found, i, end, b"", node, short=False))
-            node.records.append(found)
-        return found
-
-    def _record(self, hint: Node, index: int) -> ChunkRecord | None:
-        if index < 0:
-            return None
-        node = hint.at((index + 1) * self.chunk_pages)
-        at = index - node.start // self.chunk_pages
-        if not node.records or at >= len(node.records) or (index + 1) * self.chunk_pages > node.end:
-            return None
-        return node.records[at]
-
-    def attach(self, record: ChunkRecord) -> ChunkRecord:
-        """Count a new record, and count it at its parent."""
-        self.n_records += 1
-        if record.parent is not None:
-            record.parent.below += 1
-        return record
-
-    def record_use(self, record: ChunkRecord) -> int:
-        """The last use of a record is its node's."""
-        record.node = node = record.node.at(record.end)
-        return node.last_use
-
-    def record_tokens(self, record: ChunkRecord) -> bytes:
-        """Token bytes of a record's chunk, its short tail included."""
-        return self.tokens_between(record.node, record.index * self.chunk_pages, record.end) + record.tail
-
-    def storage_parent(self, record: ChunkRecord) -> ChunkKey:
-        """The key a record's own key is computed over: its parent's, or its root's."""
-        if record.parent is None:
-            return self.root_of(record.node).key
-        assert record.parent.key is not None
-        return record.parent.key

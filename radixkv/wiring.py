@@ -28,11 +28,12 @@ class NoDevice:
         """There are no pages to fill."""
 
 
-def open(config: Config, *, device: Device | None = None, mover: Callable[..., Mover] | None = None) -> Cache:  # noqa: A001
+def open(config: Config, *, device: Device | None = None, mover: Callable[..., Mover] | None = None) -> Cache:
     """Open a cache.
 
-    device: a ready owner of the page tensors (default: by ``config.device.kind``). mover: a factory called with layout, device, host, staging,
-    disk and queue_chunks (default: threads). Raises ConfigError, StoreLocked or StoreFormat; then nothing stays open.
+    device: a ready owner of the page tensors (default: by ``config.device.kind``). mover: a factory called with layout,
+    device, host, staging, disk and queue_chunks (default: threads). Raises ConfigError, StoreLocked or StoreFormat;
+    then nothing stays open.
     """
     from radixkv.mover import ThreadMover
     from radixkv.tiers.host import HostArena
@@ -51,8 +52,9 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
         disk = _disk(config)
         if disk is not None:
             stack.callback(disk.close)
-        parts = {"layout": layout, "device": device, "host": host, "staging": staging, "disk": disk}
-        moving = (mover or ThreadMover)(**parts, queue_chunks=config.disk.queue_chunks)
+        make: Callable[..., Mover] = mover or ThreadMover
+        queue = config.disk.queue_chunks
+        moving = make(layout=layout, device=device, host=host, staging=staging, disk=disk, queue_chunks=queue)
         core = Core(config, device, moving, disk, threading.RLock(), time.monotonic)
         cache = Cache(core)
         cache.on_close(stack.pop_all().close)

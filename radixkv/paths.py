@@ -1,0 +1,143 @@
+"""Reading a path of the tree, and the chunk records along it. What ``tree`` adds is everything that changes the structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from radixkv.node import ChunkRecord, Node, Root
+from radixkv.types import ChunkKey, PageIds
+
+
+class Paths:
+    """Tokens, pages and records between two depths. A remembered node is a hint: ``Node.at`` climbs to the right one."""
+
+    def __init__(self, page_tokens: int, chunk_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.page_bytes = 4 * page_tokens
+        self.chunk_pages = chunk_tokens // page_tokens
+        self.n_records = 0
+
+    def record(self, hint: Node, index: int, *, make: bool = False) -> ChunkRecord | None:
+        """The record of whole chunk ``index`` on the path to ``hint``, made (with its ancestors) if asked; None if the
+        path is shorter.
+        """
+        chain: list[int] = []
+        while True:
+            found = self._record(hint, index)
+            if (
+                found is not None
+                or not make
+                or index < 0
+                or hint.at((index + 1) * self.chunk_pages).end < (index + 1) * self.chunk_pages
+            ):
+                break
+            chain.append(index)
+            index -= 1
+        if index >= 0 and found is None:
+            return None
+        for i in reversed(chain):
+            end = (i + 1) * self.chunk_pages
+            node = hint.at(end)
+            if node.records is None:
+                node.records = []
+            assert len(node.records) == i - node.start // self.chunk_pages, "records are dense"
+            found = self.attach(ChunkRecord(found, i, end, b"", node, short=False))
+            node.records.append(found)
+        return found
+
+    def _record(self, hint: Node, index: int) -> ChunkRecord | None:
+        if index < 0:
+            return None
+        node = hint.at((index + 1) * self.chunk_pages)
+        at = index - node.start // self.chunk_pages
+        if not node.records or at >= len(node.records) or (index + 1) * self.chunk_pages > node.end:
+            return None
+        return node.records[at]
+
+    def attach(self, record: ChunkRecord) -> ChunkRecord:
+        """Count a new record, and count it at its parent."""
+        self.n_records += 1
+        if record.parent is not None:
+            record.parent.below += 1
+        return record
+
+    def record_use(self, record: ChunkRecord) -> int:
+        """The last use of a record is its node's."""
+        record.node = node = record.node.at(record.end)
+        return node.last_use
+
+    def record_tokens(self, record: ChunkRecord) -> bytes:
+        """Token bytes of a record's chunk, its short tail included."""
+        return self.tokens_between(record.node, record.index * self.chunk_pages, record.end) + record.tail
+
+    def storage_parent(self, record: ChunkRecord) -> ChunkKey:
+        """The key a record's own key is computed over: its parent's, or its root's."""
+        if record.parent is None:
+            return self.root_of(record.node).key
+        assert record.parent.key is not None
+        return record.parent.key
+
+    def drop_dead_records(self, node: Node) -> None:
+        """Forget records at ``node`` that nothing keeps, and then their parents; whole chunks only from the end, as the
+        list is dense.
+        """
+        work = [node]
+        while work:
+            node = work.pop()
+            gone = [r for r in node.shorts or () if r.dead]
+            if gone:
+                node.shorts = [r for r in node.shorts or () if not r.dead] or None
+            while node.records and node.records[-1].dead:
+                gone.append(node.records.pop())
+            node.records = node.records or None
+            for record in gone:
+                self.n_records -= 1
+                parent = record.parent
+                if parent is not None:
+                    parent.below -= 1
+                    if parent.dead:
+                        work.append(parent.node.at(parent.end))
+
+    def tokens_between(self, hint: Node, first: int, last: int) -> bytes:
+        """Token bytes of pages [first, last) on the path to ``hint``."""
+        out, node = [], hint.at(last)
+        while last > first:
+            low = max(first, node.start)
+            out.append(node.edge[(low - node.start) * self.page_bytes : (last - node.start) * self.page_bytes])
+            last = low
+            if last > first:
+                assert node.parent is not None
+                node = node.parent
+        return b"".join(reversed(out))
+
+    def pages_between(self, hint: Node, first: int, last: int) -> PageIds | None:
+        """Ids of the device pages [first, last) on the path to ``hint``; None where one is not resident."""
+        out, node = [], hint.at(last)
+        while last > first:
+            if node.resident_end < last:
+                return None
+            low = max(first, node.start)
+            out.append(node.pages[4 * (low - node.start) : 4 * (last - node.start)])
+            last = low
+            if last > first:
+                assert node.parent is not None
+                node = node.parent
+        return np.frombuffer(b"".join(reversed(out)), np.int32)
+
+    def root_of(self, node: Node) -> Root:
+        """The root above ``node``."""
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, Root)
+        return node
+
+    def nodes(self, root: Node) -> Iterator[Node]:
+        """``root`` and all nodes below it, parents before children."""
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            yield node
+            if node.children:
+                stack += node.children.values()
