@@ -54,14 +54,14 @@ def smollm_folder() -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _convert(source, work)
+            work.chmod(0o755)
+            _publish(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"cannot convert the model into {folder.parent}: {error.strerror}") from error
-    try:
-        _convert(source, work)
-        work.chmod(0o755)
-        _publish(work, folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        raise ConfigError(f"cannot convert the model into {folder.parent}: {error.strerror or error}") from error
     return folder
 
 
