@@ -183,7 +183,7 @@ def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False) 
         writemap=False,  # a writable map is slower and turns a full disk into SIGBUS
         max_dbs=len(_DATABASES),
         max_readers=MAX_READERS,
-        max_spare_txns=8,
+        max_spare_txns=0,  # a forked child that exits would free the slots of kept transactions under its parent
         lib_version=0,  # LMDB 0.9, whatever LMDB_DEFAULT_LIB_VERSION says
     )
 
