@@ -132,7 +132,7 @@ def _leases(plane: Plane, walk: _Walk) -> None:
                 node.start < view.depth <= node.resident_end, "a pinned page is resident", view.depth, node.resident_end
             )
             found.setdefault(id(node), Counter())[view.depth] += 1
-        for pages in view.held:
+        for pages in view.pages:
             np.add.at(refs, pages, 1)
     _must(found == walk.pins, "pins are the leases'", found, walk.pins)
     wrong = np.flatnonzero(refs != plane.pool.ref)

@@ -75,11 +75,11 @@ def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkReco
     tree = plane.tree
     for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots()):
         for record in (*(node.records or ()), *(node.shorts or ())):
-            if record.tiers[HOST].state is State.READY and not record.tiers[DISK].state:
+            if record.tiers[HOST].state and record.tiers[DISK].state is not State.READY:
                 yield record
         for index in range(node.start // tree.chunk_pages, node.resident_end // tree.chunk_pages):
             whole = tree.record(node, index)
-            if whole is None or not (whole.tiers[HOST].state or whole.tiers[DISK].state):
+            if whole is None or not (whole.tiers[HOST].state or whole.tiers[DISK].state is State.READY):
                 yield node, (index + 1) * tree.chunk_pages, None
         if node.parent is None and not node.tails:
             continue
@@ -95,10 +95,7 @@ def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkReco
 
 def _has_short(node: Node, edge: bytes) -> bool:
     for record in node.shorts or ():
-        if (
-            record.end == node.end
-            and record.tail.startswith(edge)
-            and (record.tiers[HOST].state or record.tiers[DISK].state)
-        ):
+        says = record.end == node.end and record.tail.startswith(edge)
+        if says and (record.tiers[HOST].state or record.tiers[DISK].state is State.READY):
             return True
     return False

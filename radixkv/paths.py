@@ -1,4 +1,4 @@
-"""Reading a path of the tree, and the chunk records along it. What ``tree`` adds is everything that changes the structure."""
+"""Reading a path of the tree, and the chunk records along it. ``tree`` adds everything that changes the structure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixkv.types import ChunkKey, PageIds
 
 
 class Paths:
-    """Tokens, pages and records between two depths. A remembered node is a hint: ``Node.at`` climbs to the right one."""
+    """Tokens, pages and records between two depths. A remembered node is a hint: ``Node.at`` climbs to the right."""
 
     def __init__(self, page_tokens: int, chunk_tokens: int) -> None:
         self.page_tokens = page_tokens
