@@ -109,7 +109,7 @@ class TorchDevice:
         """
         used = -(-length // self.layout.page_tokens)
         ids = self._checked(np.asarray(block_table)[:used], used)
-        k, v = self.gather_pages(layer, torch.from_numpy(ids))
+        k, v = self.gather_pages(layer, torch.tensor(ids))
         return k[:length], v[:length]
 
     def attention(
