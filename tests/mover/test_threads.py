@@ -18,6 +18,7 @@ import pytest
 
 from radixkv.mover import ThreadMover
 from radixkv.plan import DeletePlan, Done, LoadPlan, NamePlan, Outcome, Plan, ReadPlan, TouchPlan
+from radixkv.tiers.disk import DiskTier
 from tests.mover.parts import Rig, ids, key, store, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -345,6 +346,45 @@ def test_e11_the_interpreter_ends_quickly_and_quietly_without_close(sleep_s: flo
     code, out, err, seconds = run_script(body)
     assert (code, out, err) == (0, "end\n", "")
     assert seconds < 5
+
+
+def test_e11_an_exit_in_the_middle_of_tensor_and_store_work_is_clean(tmp_path: Path) -> None:
+    """With torch and LMDB at work on the lanes, where a hasty exit could crash; the store opens clean after it."""
+    body = f"""
+        import torch
+        from radixkv.gpu.reference import TorchDevice
+        from radixkv.layout import KVLayout
+        from radixkv.tiers.disk import DiskTier
+        from radixkv.tiers.host import HostArena
+        torch.set_num_threads(1)
+        layout = KVLayout.full(layers=4, kv_heads=2, head_dim=64, dtype="bfloat16")
+        device = TorchDevice(layout, 64)
+        device.kv.normal_()
+        size = layout.chunk_bytes
+        disk = DiskTier({str(tmp_path)!r}, 256 << 20, item_bytes=2, chunk_bytes=size, sync=False)
+        host = HostArena(64, size // 4)
+        mover = ThreadMover(layout=layout, device=device, host=host, staging=None, disk=disk, queue_chunks=9999)
+        for i in range(300):
+            mover.submit(store(4 * i, slot=4, pages=range(16), count=256))
+            mover.submit(LoadPlan(4 * i + 1, 4, False, 256, 0, ids(*range(16, 32))))
+            mover.submit(write(4 * i + 2, i, slot=4, count=256))
+            mover.submit(ReadPlan(4 * i + 3, key(i // 2), 256, 8, False))
+        written = 0
+        while not written:
+            mover.wait(10.0)
+            written += sum(done.stored_bytes > 0 for done in mover.completed())
+        print(time.time())
+    """
+    code, out, err, _ = run_script(body)
+    assert (code, err) == (0, "")
+    assert time.time() - float(out) < 5
+    disk = DiskTier(str(tmp_path), 256 << 20, item_bytes=2, chunk_bytes=4 * 2 * 2 * 64 * 2 * 256)
+    rows = list(disk.scan())
+    assert 0 < len(rows) < 300
+    buffers = [memoryview(bytearray(row.raw_bytes)) for row in rows]
+    assert set(disk.read([row.key for row in rows], buffers)) == {Outcome.OK}
+    assert (disk.stats().corrupt, disk.stats().errors) == (0, 0)
+    disk.close()
 
 
 def test_e4_a_forked_child_ends_without_touching_its_parents_mover() -> None:
