@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def available(dtype: torch.dtype) -> bool:
     """Whether this torch build on this CPU has the packed kernels for ``dtype``."""
-    if dtype not in DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if dtype not in DTYPES or not torch.backends.mkldnn.is_available():
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
@@ -47,6 +47,11 @@ def _packable(layer: nn.Linear) -> bool:
     return type(layer) is nn.Linear and "forward" not in layer.__dict__ and available(layer.weight.dtype)
 
 
+def _version(weight: Tensor) -> tuple[int, int]:
+    """Changes when a weight is replaced or written to; tensors made in inference mode cannot tell the latter."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
 class PackedLinears:
     """The packed linear layers of one model, shared by all engines on it.
 
@@ -60,7 +65,7 @@ class PackedLinears:
     def of(cls, model: nn.Module) -> PackedLinears:
         """The packed layers of ``model``, packed anew when its weights were replaced or changed in place since."""
         layers = [m for m in model.modules() if isinstance(m, nn.Linear) and _packable(m)]
-        state = tuple((layer.weight.data_ptr(), layer.weight._version) for layer in layers)
+        state = tuple(_version(layer.weight) for layer in layers)
         known = _known.get(model)
         if known is None or known[0] != state:
             known = _known[model] = (state, cls(layers))

@@ -7,9 +7,12 @@ wants llama.cpp): only its folder is looked up.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -75,22 +78,21 @@ def _publish(work: Path, folder: Path) -> None:
 
 
 def _convert(source: Path, work: Path) -> None:
-    transformers = _transformers()
     import torch
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE, local_files_only=True)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=GGUF_FILE, dtype=torch.bfloat16, local_files_only=True
-    )
-    # save_pretrained refuses a model that came from a GGUF file: its weights go into a fresh one of the same config
-    config = transformers.LlamaConfig.from_dict(
-        {k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"}
-    )
-    fresh = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    fresh.load_state_dict(loaded.state_dict())
-    fresh.generation_config = loaded.generation_config
-    fresh.save_pretrained(work)
-    tokenizer.save_pretrained(work)
+    # the GGUF reader draws a progress bar whatever transformers is told
+    with _quiet_transformers() as transformers, redirect_stderr(io.StringIO()):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE, local_files_only=True)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=GGUF_FILE, dtype=torch.float32, local_files_only=True
+        )
+        # save_pretrained refuses a model that came from a GGUF file: its weights go into a fresh one of the same config
+        settings = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "dtype")}
+        fresh = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings)).to(torch.bfloat16)
+        fresh.load_state_dict(loaded.state_dict())
+        fresh.generation_config = loaded.generation_config
+        fresh.save_pretrained(work)
+        tokenizer.save_pretrained(work)
 
 
 def load_model(path: str | os.PathLike[str] | None = None, dtype: str = "bfloat16") -> tuple[Any, Any]:
@@ -105,22 +107,33 @@ def load_model(path: str | os.PathLike[str] | None = None, dtype: str = "bfloat1
         raise ConfigError(
             f"model path {str(folder)!r} is not a folder with a transformers model (no config.json in it)"
         )
-    transformers = _transformers()
     import torch
 
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True
-        )
+        with _quiet_transformers() as transformers:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=getattr(torch, dtype), local_files_only=True
+            )
     except Exception as error:  # whatever a broken folder makes transformers raise is one line to its user
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(f"model path {str(folder)!r} cannot be loaded: {reason}") from error
     return model.eval(), tokenizer
 
 
-def _transformers() -> Any:
+@contextmanager
+def _quiet_transformers() -> Iterator[Any]:
+    """transformers, offline, without progress bars and warnings for a while: a caller has a display of its own."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 
-    return transformers
+    log = transformers.utils.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()

@@ -53,7 +53,7 @@ class Step:
     pages: Tensor
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers is not fully typed
+class _Layer(CacheLayerMixin):
     """transformers asks layers about lengths; the cache they belong to answers. Nothing is stored here."""
 
     is_sliding = False
