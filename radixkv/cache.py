@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,8 @@ from radixkv.protocols import Device, Mover
 from radixkv.restore import Restore
 from radixkv.sizes import measure
 from radixkv.stats import Stats, counters_of
+
+log = logging.getLogger("radixkv")
 
 
 class Cache:
@@ -207,7 +210,9 @@ class Cache:
         core.mover.close(max(0.0, deadline - core.clock()))
         with self._lock:
             self._plane.drain()
-        if self._after_close is not None:
+        if not core.mover.stopped:
+            log.warning("a copy did not end within %s s: the tiers are left to the end of the process", timeout_s)
+        elif self._after_close is not None:
             self._after_close()
 
     def on_close(self, act: Callable[[], None]) -> None:

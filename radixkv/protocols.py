@@ -68,9 +68,15 @@ class Mover(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until something has ended that ``completed`` has not yet given, at most ``timeout_s``. True: there is
+        """Block until something has ended since this thread last looked (another thread may have taken it from
+        ``completed``), at most ``timeout_s``. True: there is
         something.
         """
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Closed, and no plan runs any more: only then may the tiers be closed."""
         ...
 
     def close(self, timeout_s: float) -> bool:

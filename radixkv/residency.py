@@ -8,7 +8,7 @@ once the chunk is back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from radixkv.core import Core, Flight
 from radixkv.keys import chunk_key
@@ -33,6 +33,7 @@ class Residency:
         self.disk_raw = 0
         self.came_back: Callable[[ChunkRecord], None] | None = None  # told of records that are readable on disk
         self.dirty: deque[ChunkRecord] = deque()  # readable in the host, not yet offered to disk, oldest first
+        self.deleting: dict[bytes, int] = {}  # deletes under way whose key has not been written again
         self.strays: dict[bytes, int] = {}  # stored keys no request of this cache can reach -> bytes; they go first
 
     # what may be served
@@ -151,9 +152,9 @@ class Residency:
         else:
             self.disk_used -= record.disk_bytes
             self.disk_raw -= self.tokens(record) * core.layout.token_bytes
-            record.disk_bytes = 0
             assert record.key is not None
-            self._delete([record.key])
+            self._delete({record.key: record.disk_bytes})
+            record.disk_bytes = 0
         if residence.children:
             self.holes[tier][record] = None
         self.unclaim_parent(record, tier)
@@ -177,15 +178,24 @@ class Residency:
         if not record.tiers[HOST].state and not record.tiers[DISK].state:
             self.tree.prune(record.node.at(record.end))
 
-    def _delete(self, keys: Iterable[bytes]) -> None:
-        plan = DeletePlan(self.core.plan_id(), tuple(keys))
-        self.core.submit(Flight(plan, lambda flight, done: None))
+    def _delete(self, sizes: dict[bytes, int]) -> None:
+        """Delete stored keys. Those whose delete fails are strays from then on: they still take room."""
+        self.deleting.update(sizes)
+        self.core.submit(Flight(DeletePlan(self.core.plan_id(), tuple(sizes)), self._deleted))
+
+    def _deleted(self, flight: Flight, done: Done) -> None:
+        assert isinstance(flight.plan, DeletePlan)
+        for key in flight.plan.keys:
+            size = self.deleting.pop(key, None)
+            if size is not None and done.outcome is not Outcome.OK:
+                self.strays[key] = size
+                self.disk_used += size
 
     def clear_strays(self) -> None:
         """Delete all stored chunks that no request of this cache can reach."""
         self.disk_used -= sum(self.strays.values())
-        self._delete(self.strays)
-        self.strays.clear()
+        strays, self.strays = self.strays, {}
+        self._delete(strays)
 
     # room
 
@@ -241,7 +251,7 @@ class Residency:
             if self.strays:
                 key, size = self.strays.popitem()
                 self.disk_used -= size
-                self._delete([key])
+                self._delete({key: size})
                 continue
             victim = self._far_side(DISK) or self._disk_victim()
             if victim is None:
@@ -335,6 +345,7 @@ class Residency:
         """Hand a reserved record's bytes at ``slot`` to the writer lane. False: refused, and no longer reserved."""
         core, tree = self.core, self.tree
         assert record.key is not None
+        self.deleting.pop(record.key, None)
         root = tree.root_of(record.node)
         if not root.named:
             root.named = self._name(root.key, root.namespace.parts() if root.namespace is not None else {})
