@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -63,6 +64,7 @@ def claim_folder(path: str) -> tuple[Path, WriterLock]:
     """Create and lock the folder ``path``, links resolved. Raises ConfigError or StoreLocked, naming it."""
     folder = Path(os.path.realpath(path))
     try:
+        new = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         lock = WriterLock(folder)
     except OSError as error:
@@ -70,7 +72,9 @@ def claim_folder(path: str) -> tuple[Path, WriterLock]:
     try:
         (folder / COPY_FILE).unlink(missing_ok=True)  # left by a process that died while it copied; never the only copy
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(0, "permission denied")
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        for part in new:
+            sync_folder(part.parent)
     except OSError as error:
         lock.release()
         raise ConfigError(f"disk store {folder} cannot be written: {error.strerror}") from error

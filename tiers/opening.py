@@ -8,12 +8,21 @@ import lmdb
 
 from radixkv.errors import ConfigError
 from radixkv.tiers.census import Census, repair, take_census
-from radixkv.tiers.folder import DATA_FILE, damage, set_aside
+from radixkv.tiers.folder import DATA_FILE, damage, set_aside, sync_folder
 from radixkv.tiers.lmdb_env import Store
 from radixkv.tiers.shrink import shrink
 from radixkv.tiers.space import Space
 
-_DAMAGED = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError)
+# What LMDB says of trees that make no sense. A transaction that met them is bad from then on.
+_DAMAGED = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.BadTxnError,
+    lmdb.BadDbiError,
+    lmdb.BadValsizeError,
+    lmdb.PanicError,
+)
 
 
 def open_store(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
@@ -38,6 +47,7 @@ def open_store(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
 def _open(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
     store = Store(folder, space.map_bytes, sync)
     try:
+        sync_folder(folder)  # LMDB syncs the file, not its name
         census = take_census(store)
         # LMDB silently takes a larger map than asked for where the data needs it, so a smaller cap is made true here.
         too_large = (folder / DATA_FILE).stat().st_size > space.map_bytes

@@ -172,12 +172,15 @@ def test_d8_a_record_without_a_row_is_swept(store: tuple[Path, list[WriteItem]])
     tier.close()
 
 
-def test_a_record_under_anothers_key_is_corrupt(store: tuple[Path, list[WriteItem]]) -> None:
-    folder, chunks = store
-    other = tier_bytes(folder, chunks[0].row.key + bytes(4))
-    with raw(folder) as edit:
-        edit(b"payload", chunks[1].row.key + bytes(4), lambda _: other)
-    assert reread(folder, chunks[1]) == (Outcome.CORRUPT, 1)
+def test_a_record_under_anothers_key_is_corrupt(tmp_path: Path) -> None:
+    one, two = item(1, tokens=8), item(2, tokens=8)
+    tier = open_tier(tmp_path)
+    tier.write([one, two])
+    tier.close()
+    other = tier_bytes(tmp_path, one.row.key + bytes(4))
+    with raw(tmp_path) as edit:
+        edit(b"payload", two.row.key + bytes(4), lambda _: other)
+    assert reread(tmp_path, two) == (Outcome.CORRUPT, 1)
 
 
 def forged(data: bytes, frame: bytes, raw_bytes: int, tail_bytes: int) -> bytes:

@@ -99,6 +99,16 @@ def test_h4_gauges_after_stores_evictions_and_a_restart(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_shorter_record_leaves_nothing_of_the_longer_one(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, 4 << 20)
+    chunk = item(0, random=True)
+    (_, longer), (_, shorter) = tier.write([chunk, WriteItem(chunk.row, memoryview(bytes(CHUNK_BYTES)))])
+    assert shorter < longer
+    with tier._store.reading() as txn:
+        assert txn.stat(tier._store.payload)["entries"] * RUN_BYTES + 4096 == shorter == tier.stats().used_bytes
+    tier.close()
+
+
 def test_a_record_over_a_quarter_of_the_cap_is_refused(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, 1 << 20)
     large, small = item(0, tokens=300, random=True), item(1)
@@ -210,6 +220,21 @@ def test_a_smaller_cap_keeps_the_most_recently_used(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["data.mdb", "lock.mdb", "writer.lock"]
     tier = open_tier(tmp_path, 16 << 20)
     assert tier.capacity_bytes > 12 << 20
+    check_gauges(tier)
+    tier.close()
+
+
+def test_a_smaller_cap_gives_back_what_deletes_have_freed(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, 16 << 20)
+    chunks = [item(number, random=True) for number in range(110)]
+    tier.write(chunks)
+    tier.delete(keys(chunks[10:]))
+    tier.close()
+    assert file_bytes(tmp_path) > 10 << 20
+    tier = open_tier(tmp_path, 4 << 20)
+    assert file_bytes(tmp_path) <= 4 << 20
+    for chunk in chunks[:10]:
+        assert read(tier, chunk) == (Outcome.OK, True)
     check_gauges(tier)
     tier.close()
 
