@@ -52,12 +52,17 @@ def test_choose_replaces_the_largest_logit(model32: Any) -> None:
 
 def test_without_cache_matches_nothing_and_leaves_nothing(model32: Any) -> None:
     with cache_for(model32) as cache:
-        engine = Engine(model32, cache, namespace_for(model32)).without_cache()
+        engine = Engine(model32, cache, namespace_for(model32))
         for _ in range(2):
-            got = engine.generate(PROMPT, 4)
+            got = engine.without_cache().generate(PROMPT, 4)
             assert (got.device_tokens, got.computed_tokens) == (0, 50)
         assert cache.stats().cached_pages == 0 and cache.stats().free_pages == cache.stats().pages
         assert cache.lookup(engine.namespace, PROMPT).device_tokens == 0
+        engine.generate(PROMPT, 4)
+        held = cache.stats().cached_pages
+        got = engine.without_cache().generate(PROMPT, 4)
+        assert (got.device_tokens, got.computed_tokens) == (0, 50)
+        assert cache.stats().cached_pages == held
 
 
 def test_c1_a_request_too_large_for_the_pool_takes_nothing(model32: Any) -> None:
