@@ -195,21 +195,29 @@ def test_e11_an_exit_without_close(tmp_path: Path) -> None:
 
 
 def test_b10_the_slot_of_a_killed_reader_is_cleared(tmp_path: Path) -> None:
-    child = start_here(MODULE, "read_for_ever", str(tmp_path))
-    assert child.stdout is not None
-    assert child.stdout.readline() == "reading\n"
-    child.kill()
-    child.wait()
-    child.stdout.close()
     tier = open_tier(tmp_path)
+    tier.write([item(0)])
+    tier.close()
+    watching, dying = (start_here(MODULE, "watch", str(tmp_path), read) for read in ("0", "1"))
+    for child in (watching, dying):
+        assert child.stdout is not None
+        assert child.stdout.readline() == "open\n"
+    dying.kill()
+    dying.wait()
+    tier = open_tier(tmp_path)  # beside a process that keeps LMDB's table of readers alive
     assert "no active readers" in tier._store._env.readers()
     tier.close()
+    watching.kill()
+    watching.wait()
+    for child in (watching, dying):
+        assert child.stdout is not None
+        child.stdout.close()
 
 
-def read_for_ever(folder: str) -> None:
-    """Hold a read transaction."""
-    tier = open_tier(folder)
-    tier.write([item(0)])
-    with tier._store.reading():
-        print("reading", flush=True)
-        signal.pause()
+def watch(folder: str, reading: str) -> None:
+    """Open the environment as an onlooker does, perhaps with a read transaction, and wait to be killed."""
+    env = lmdb.open(folder, readonly=True, max_dbs=8, lib_version=0)
+    txn = env.begin() if int(reading) else None
+    print("open", flush=True)
+    signal.pause()
+    del txn
