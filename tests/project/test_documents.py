@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -78,3 +79,16 @@ def test_decisions_are_numbered_without_gaps() -> None:
         assert text.startswith(f"# {name[:4]} · ")
         for part in ("Context.", "Choice.", "Rejected.", "Cost."):
             assert f"**{part}**" in text, f"{name} does not say its {part}"
+
+
+def test_every_folder_of_tests_is_described() -> None:
+    described = set(re.findall(r"^\| `tests/(\w+)/` \|", (ROOT / "docs" / "testing.md").read_text(), re.MULTILINE))
+    assert described == {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+
+
+def test_every_layer_is_in_the_picture() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    picture = (ROOT / "docs" / "architecture.md").read_text().split("## Layers")[1].split("```")[1]
+    words = set(re.findall(r"\w+", picture))
+    for layer in contracts[0]["layers"]:
+        assert set(re.findall(r"\w+", layer)) <= words, layer
