@@ -147,8 +147,8 @@ class Tier(Protocol):
         """Read, verify and decode each record into its buffer, whose length must be the record's raw size (else
         CORRUPT).
 
-        OK, MISSING, CORRUPT (verification failed; the record is kept until ``delete``) or ERROR (the read failed and
-        may work later).
+        A buffer whose outcome is not OK may hold anything. OK, MISSING, CORRUPT (verification failed; the record is
+        kept until ``delete``) or ERROR (the read failed and may work later).
         """
         ...
 

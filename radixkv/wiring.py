@@ -80,5 +80,6 @@ def _disk(config: Config) -> Tier | None:
         config.disk.capacity_bytes,
         item_bytes=layout.group.item_bytes,
         chunk_bytes=layout.chunk_bytes,
+        chunk_tokens=layout.chunk_tokens,
         sync=config.disk.sync,
     )
