@@ -303,3 +303,13 @@ def test_any_order_of_copies(drive: Drive, seed: int) -> None:
         d.check()
         d.evict_all()
     assert max(d.look(prompt(100) + prompt(121, 2))) == 220
+
+
+def test_two_chains_longer_than_the_host_do_not_push_each_other_out_for_ever(drive: Drive) -> None:
+    d = drive(host_chunks=1)
+    d.run(prompt(128))
+    d.drain()
+    d.run(prompt(128, 2))
+    d.drain()
+    assert d.stats.stores <= 8
+    d.check()
