@@ -9,16 +9,19 @@ from radixkv.node import DISK, HOST, ChunkRecord, Node, State
 from radixkv.plane import Plane
 
 WAIT_S = 0.02
+ROUNDS = 3
+"""Rounds that may save nothing: with a disk too small for everything, each write pushes out another record for ever."""
 
 
 def flush(plane: Plane, timeout_s: float) -> int:
-    """Store and write until everything is on disk, nothing moves any more, or the deadline passes. Returns what is not
-    on disk.
+    """Store and write until everything is on disk, nothing more can be saved, or the deadline passes. Returns what is
+    not on disk.
     """
     core = plane.core
     if core.disk is None:
         return 0
     deadline = core.clock() + timeout_s
+    least, idle = -1, 0
     with core.lock:
         plane.stores.lossless = True
     try:
@@ -26,6 +29,8 @@ def flush(plane: Plane, timeout_s: float) -> int:
             with core.lock:
                 plane.drain()
                 left = list(unsaved(plane))
+                idle = 0 if least < 0 or len(left) < least else idle + 1
+                least = min(least, len(left)) if least >= 0 else len(left)
                 before = core.last_plan
                 for place in left:
                     _offer(plane, place)
@@ -35,7 +40,7 @@ def flush(plane: Plane, timeout_s: float) -> int:
                 if not left:
                     plane.write_uses()
                 stuck = core.last_plan == before and not core.flights and not core.fences
-            if not _settle(plane, deadline) or stuck:
+            if not _settle(plane, deadline) or stuck or idle == ROUNDS:
                 with core.lock:
                     return len(list(unsaved(plane)))
     finally:
