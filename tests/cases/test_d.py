@@ -177,3 +177,19 @@ def test_d6_flush_counts_what_is_still_on_its_way(drive: Drive) -> None:
     d.drain()
     d.restart()
     assert d.look(prompt(131)) == (0, 0, 130)
+
+
+@pytest.mark.timeout(30)
+def test_d6_a_flush_of_more_than_fits_comes_to_rest(drive: Drive) -> None:
+    d = drive(pages=160, disk_bytes=512 << 10, threads=True)
+    for kind in range(30):
+        d.run(prompt(64, kind))
+    start = time.monotonic()
+    left = d.cache.flush(timeout_s=20.0)
+    assert time.monotonic() - start < 5, "what does not fit is not written over and over"
+    assert 0 < left <= 30 - d.stats.disk_chunks
+    assert d.stats.disk_chunks > 0
+    start = time.monotonic()
+    d.cache.close(timeout_s=20.0)
+    assert time.monotonic() - start < 5
+    d.closed = True

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cases.conftest import Drive
 from tests.cases.test_a_sharing import twins
-from tests.harness.driver import Driver, StorePlan, prompt
+from tests.harness.driver import DISK, Driver, StorePlan, prompt
 
 
 @pytest.mark.parametrize("evicted", [0, 2, 99])
@@ -318,4 +318,25 @@ def test_no_store_between_a_commit_and_its_fence_in_any_order(drive: Drive) -> N
         fence.finish()
     d.drain()
     assert d.stats.stores == 4
+    d.check()
+
+
+@pytest.mark.parametrize("n", [74, 100, 256])
+@pytest.mark.parametrize("settled", [False, True])
+def test_keep_leaves_what_was_cached_before(drive: Drive, settled: bool, n: int) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(n))
+    assert d.run(prompt(64)) == 63
+    d.drain()
+    before = d.look([*prompt(n), 1])
+    assert before[0] == 64
+    session = d.lease([*prompt(n), 1], fill=False)
+    assert not session.lease.settled
+    if settled:
+        session.wait()
+    session.close(keep=0)
+    d.check()
+    d.drain()
+    after = d.look([*prompt(n), 1])
+    assert after[0] >= before[0] and after[2] == before[2] == n
     d.check()

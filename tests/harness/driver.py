@@ -29,7 +29,7 @@ P = TypeVar("P", bound=Plan)
 NS = Namespace("model")
 DISK = 64 << 20
 """A disk cap that no small test reaches."""
-STEPS = 20_000
+STEPS = 5_000
 """Copies a drain may take: a bound that turns an endless loop into a failure."""
 
 
