@@ -68,7 +68,7 @@ def demo(
 
         run(settings)
     except (ConfigError, StoreFormat, StoreLocked) as error:
-        print(f"radixkv demo: {error}", file=sys.stderr)
+        print(f"radixkv demo: {demo_options.in_flags(str(error))}", file=sys.stderr)
         raise typer.Exit(USAGE) from None
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("radixkv"):

@@ -94,7 +94,7 @@ def whole(name: str, text: str, low: int, high: int) -> int:
 
 def byte_count(name: str, text: str) -> int:
     """Bytes, with an optional unit: 4000000, 4MB, 64MiB."""
-    found = re.fullmatch(r"\s*(\d{1,18})\s*([a-zA-Z]*)\s*", text)
+    found = re.fullmatch(r"\s*([0-9]{1,18})\s*([a-zA-Z]*)\s*", text)
     if not found or found[2].lower() not in _UNITS:
         raise ConfigError(f"{name} must be a number of bytes, such as 4000000, 4MB or 64MiB, not {text!r}")
     value = int(found[1]) * _UNITS[found[2].lower()]
@@ -113,6 +113,22 @@ def prepare_store(path: Path) -> None:
             os.close(os.open(file, os.O_RDWR))
     except OSError as error:
         raise ConfigError(f"--store {path}: cannot write there: {error.strerror}") from None
+
+
+def in_flags(message: str) -> str:
+    """A message of the library in this command's words: the names of its options."""
+    for name, flag in _FLAGS.items():
+        message = message.replace(name, flag)
+    return " ".join(message.split())
+
+
+_FLAGS = {
+    "device.pages": "--device-pages",
+    "host.capacity_bytes": "--host-bytes",
+    "disk.capacity_bytes": "--disk-bytes",
+    "disk.path": "--store",
+    "model path": "--model",
+}
 
 
 def _check_file(path: Path) -> None:

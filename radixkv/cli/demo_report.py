@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -94,19 +94,13 @@ def console() -> Console:
 
 @contextmanager
 def progress(out: Console, total: int, label: str) -> Iterator[Report]:
-    """A bar on a terminal, a line per turn elsewhere."""
+    """A line per turn, and a bar below them on a terminal."""
     if not out.is_terminal:
         yield _Lines(out, total)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[last]}"),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=out, transient=True) as bar:
-        yield _Bar(bar, bar.add_task(label, total=total, last=""))
+        yield _Bar(bar, bar.add_task(label, total=total))
 
 
 class _Lines:
@@ -119,22 +113,20 @@ class _Lines:
 
 
 class _Bar:
-    def __init__(self, bar: Progress, task: object) -> None:
+    def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
 
     def turn_ended(self, record: TurnRecord) -> None:
-        self._bar.update(self._task, advance=1, last=turn_line(record, short=True))  # type: ignore[arg-type]
+        self._bar.console.print(turn_line(record), markup=False, no_wrap=True, overflow="ellipsis")
+        self._bar.update(self._task, advance=1)
 
 
-def turn_line(record: TurnRecord, short: bool = False) -> str:
-    """One turn in a line: where its tokens came from, how long the first token took, and the answer."""
-    head = f"{record.conversation} turn {record.turn}"
+def turn_line(record: TurnRecord) -> str:
+    """One turn in a line: how much came from the cache, what that was worth, and the answer."""
     note = f" ({record.note})" if record.note else ""
-    line = f"{head}{note}: {record.hit_tokens} of {record.prompt_tokens} tokens from the cache, {record.speed_up:.1f}x"
-    if short:
-        return line
-    answer = " ".join(record.text.split())
-    return f"{line}, {'same' if record.same else 'DIFFERENT'} answer: {answer}"
+    head = f"{record.conversation} turn {record.turn}{note}"
+    hits = f"{record.hit_tokens} of {record.prompt_tokens} tokens from the cache, {record.speed_up:.1f}x"
+    return f"{head}: {hits}, {'same' if record.same else 'DIFFERENT'} answer: {' '.join(record.text.split())}"
 
 
 def turns_table(records: Sequence[TurnRecord], title: str) -> Table:

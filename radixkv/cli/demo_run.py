@@ -102,7 +102,7 @@ def resume(path: Path) -> bool:
     out.print(summary_table(everything, counters, token_bytes))
     if state.settings.json is not None:
         _write_json(Path(state.settings.json), state.settings, everything, counters, token_bytes)
-    return _verdict(out, everything, time.time() - state.began)
+    return verdict(out, everything, time.time() - state.began)
 
 
 def _store(settings: Settings, folder: Path) -> str | None:
@@ -153,7 +153,8 @@ def _write_json(
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
 
 
-def _verdict(out: Console, records: Sequence[TurnRecord], seconds: float) -> bool:
+def verdict(out: Console, records: Sequence[TurnRecord], seconds: float) -> bool:
+    """Say whether every answer was the same as without a cache, and which were not; True if all were."""
     different = [r for r in records if not r.same]
     for r in different:
         at = next((i for i, (a, b) in enumerate(zip(r.answer, r.reference, strict=False)) if a != b), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,21 +71,16 @@ class Session:
         with out.status("checking that results do not depend on what is cached"):
             holds = probe_row_invariance(self._engine)
         if not holds:
-            _say(
-                out,
-                "note: matrix products on this machine depend on the number of rows; answers may differ by that",
-                "",
-            )
+            _say(out, "note: results on this machine depend on what is cached (row counts of matrix products)", "")
 
     @classmethod
     def open(cls, settings: Settings, threads: list[Thread], store: str | None, out: Console) -> Session:
         """Load the model and open the caches. Raises ConfigError, StoreLocked or StoreFormat."""
-        from transformers.utils import logging
-
         from radixkv.integrations.smollm import load_model
 
-        logging.disable_progress_bar()
-        with out.status("loading the model"):
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # before transformers is imported
+        once = " (the first time it is converted, which takes half a minute)" if settings.model is None else ""
+        with out.status(f"loading the model{once}"):
             model, tokenizer = load_model(settings.model, settings.dtype)
         try:
             return cls(settings, threads, store, model, tokenizer)

@@ -27,9 +27,7 @@ def tokenizer(template: str | None = TEMPLATE) -> Any:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     marks = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-    out: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=core, eos_token="<|end|>", additional_special_tokens=marks
-    )
+    out: Any = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", additional_special_tokens=marks)
     out.chat_template = template
     return out
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from radixkv.cli.demo_report import Counters, TurnRecord, progress, size, summary_table, turn_line, turns_table
+from radixkv.cli.demo_report import Counters, TurnRecord, progress, size, summary_table, turns_table
 
 
 def record(**changes: Any) -> TurnRecord:
@@ -101,12 +101,13 @@ def test_progress_prints_a_line_per_turn_without_a_terminal() -> None:
 
 
 def test_progress_is_a_bar_on_a_terminal() -> None:
-    out = Console(file=io.StringIO(), width=120, force_terminal=True)
+    out = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     with progress(out, 1, "replaying") as report:
         report.turn_ended(record())
     assert isinstance(out.file, io.StringIO)
     assert "replaying" in out.file.getvalue()
     assert "1/1" in out.file.getvalue()
+    assert "lisbon turn 2: 350 of 400 tokens from the cache" in out.file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,3 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
 )
 def test_sizes(n: int, text: str) -> None:
     assert size(n) == text
-
-
-def test_the_short_line_has_no_answer() -> None:
-    assert turn_line(record(), short=True) == "lisbon turn 2: 350 of 400 tokens from the cache, 4.0x"
