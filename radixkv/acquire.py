@@ -50,6 +50,7 @@ def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes
     Returns the node and depth to pin at, and the page ids (bytes) of the block table.
     """
     tree, now = plane.tree, plane.tree.stamp()
+    ids = found.page_ids()
     if found.within >= 0:
         last = found.path.pop()
         if found.within:
@@ -58,7 +59,6 @@ def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes
         node.last_use = now
     depth = found.device_pages
     end = (found.path[-1] if found.path else root).at(depth)  # the device may end above the match
-    ids = found.ids[: 4 * depth]
     partial = found.partial
     if isinstance(partial, Tail):
         partial.last_use = now

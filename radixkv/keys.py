@@ -17,6 +17,7 @@ from radixkv.errors import ConfigError, InvalidTokens
 from radixkv.types import ChunkKey, Tokens
 
 MAX_TOKEN = 2**31 - 1
+_INT32 = np.dtype(np.int32)
 MAX_TOKENS = 1 << 24
 """Tokens of one call at most: far above any context length, far below what would hurt."""
 
@@ -113,6 +114,9 @@ def as_tokens(tokens: Any) -> Tokens:
     """
     if isinstance(tokens, np.ndarray):
         array = tokens
+        plain = array.dtype == _INT32 and array.ndim == 1 and array.flags.c_contiguous and len(array) <= MAX_TOKENS
+        if plain and (not len(array) or np.bitwise_or.reduce(array) >= 0):  # one pass: the sign bits alone
+            return array
     elif isinstance(tokens, (list, tuple, range)):
         return _from_sequence(tokens)
     elif hasattr(tokens, "__array__"):

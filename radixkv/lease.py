@@ -181,12 +181,13 @@ class Lease(Loading):
             self.closed = True
             del plane.leases[id(self)]
             plane.drain()
-            if self._pending:
+            loading = self._pending > 0
+            if loading:
                 self._drop_plan()
             else:
                 self._end(self.committed if keep is None else min(max(keep, self._matched), self.committed), fence)
             self._give_back()
-            if keep is not None and max(keep, self._matched) < self.committed:
+            if keep is not None and not loading and max(keep, self._matched) < self.committed:
                 tokens = bytes(self._tokens[4 * (self._depth * plane.tree.page_tokens - self._base) :])
                 upper = cut(plane.residency, self._node, self._depth, tokens, max(keep, self._matched))
                 if upper is not None and upper.tails:

@@ -91,6 +91,9 @@ class Loading(Holding):
     def take_plan(self, parts: list[Part], reserve: int) -> None:
         """Pages for a load plan and for reserved tokens, all or nothing, and the plan on its way. Raises OutOfPages."""
         plane, pool = self._plane, self._plane.pool
+        if not parts and not reserve:
+            self._count_query()
+            return
         size = plane.tree.page_tokens
         need = sum(part.pages for part in parts)
         end = -(-(max(self.prompt_tokens, self._have) + reserve) // size) if reserve else 0
@@ -105,8 +108,7 @@ class Loading(Holding):
             raise
         self._spare = pages[need:]
         if not parts:
-            self._hit = self._count_hit()
-            self._count_query(self._hit)
+            self._count_query()
             return
         at = self._entries
         self._extend(pages[:need])
@@ -168,9 +170,12 @@ class Loading(Holding):
             self._tokens = bytearray(self._key[4 * self._base : 4 * full * size])
             self._publish(full, swap=True)
         self._reset_tokens()
-        self._hit = self._count_hit()
+        self._hit = hit = self._count_hit()
         self._parts = []
-        self._count_query(self._hit)
+        counters = self._plane.core.counters
+        counters.host_hit_tokens += hit.host_tokens
+        counters.disk_hit_tokens += hit.disk_tokens
+        self._count_query()
 
     def _reset_counts(self) -> None:
         self.cached_tokens = self.length = self.committed = min(self._have, max(self.prompt_tokens - 1, 0))
@@ -190,12 +195,11 @@ class Loading(Holding):
             done = max(done, end)
         return Hit(*tokens)
 
-    def _count_query(self, hit: Hit) -> None:
+    def _count_query(self) -> None:
+        """Settled: what was taken from the device is certain too."""
         self._matched = self._have
-        counters = self._plane.core.counters
-        counters.device_hit_tokens += hit.device_tokens
-        counters.host_hit_tokens += hit.host_tokens
-        counters.disk_hit_tokens += hit.disk_tokens
+        cached, device = self.cached_tokens, self._device_tokens
+        self._plane.core.counters.device_hit_tokens += device if device < cached else cached
 
     def _drop_plan(self) -> None:
         """Closed before it settled: nothing is published; copies under way keep their pages until they end."""

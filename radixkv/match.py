@@ -28,22 +28,28 @@ class Found:
 
     path: nodes passed, the one the match ends inside included. pages: whole pages whose tokens match. extra: equal
     tokens of the next page on the same edge. within: whole pages matched in the last node where the match ends inside
-    its edge, else -1 (it ends at a node's end). ids: page ids (bytes) resident on the path; device_pages: those of them
-    the prompt covers. partial, partial_tokens: a page of the device that is only partly common, right after
+    its edge, else -1 (it ends at a node's end). resident: pages resident on the path; device_pages: those of them the
+    prompt covers. partial, partial_tokens: a page of the device that is only partly common, right after
     ``device_pages`` (a tail, the last node, or a child of it).
     """
 
-    __slots__ = ("device_pages", "extra", "ids", "pages", "partial", "partial_tokens", "path", "within")
+    __slots__ = ("device_pages", "extra", "pages", "partial", "partial_tokens", "path", "resident", "within")
 
-    def __init__(self, path: list[Node], pages: int, extra: int, within: int) -> None:
+    def __init__(self, path: list[Node], resident: int, pages: int, extra: int, within: int) -> None:
         self.path = path
         self.pages = pages
         self.extra = extra
         self.within = within
-        self.ids = b"".join([node.pages for node in path])
-        self.device_pages = min(pages, len(self.ids) >> 2)
+        self.resident = resident
+        self.device_pages = pages if pages < resident else resident
         self.partial: Node | Tail | None = None
         self.partial_tokens = 0
+
+    def page_ids(self) -> bytes:
+        """Ids (int32 bytes) of the device pages the prompt covers. To be asked before the path is split."""
+        path = self.path
+        ids = path[0].pages if len(path) == 1 else b"".join([node.pages for node in path])
+        return ids[: 4 * self.device_pages]
 
     def device_tokens(self, page_tokens: int) -> int:
         """Leading tokens the device alone can give."""
@@ -57,7 +63,7 @@ def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) 
         last = found.path[-1] if found.path else root
         if found.within < 0:
             found.partial_tokens, found.partial = _partial(tree, last, key, found.pages * tree.page_bytes)
-        elif found.extra and len(found.ids) >> 2 > found.pages:
+        elif found.extra and found.resident > found.pages:
             found.partial_tokens, found.partial = found.extra, last
         if found.partial_tokens < min_partial_tokens:
             found.partial_tokens, found.partial = 0, None
@@ -67,13 +73,14 @@ def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) 
 def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
     size, n = tree.page_bytes, len(key)
     path: list[Node] = []
-    off = 0
+    off = resident = 0
     while off + size <= n:
         children = node.children
         child = children.get(key[off : off + size]) if children else None
         if child is None:
             break
         path.append(child)
+        resident += len(child.pages)
         edge = child.edge
         if key.startswith(edge, off):
             off += len(edge)
@@ -81,8 +88,8 @@ def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
             continue
         same = common_tokens(edge, 0, key, off, min(len(edge), n - off))
         within = same // tree.page_tokens
-        return Found(path, off // size + within, same - within * tree.page_tokens, within)
-    return Found(path, off // size, 0, -1)
+        return Found(path, resident >> 2, off // size + within, same - within * tree.page_tokens, within)
+    return Found(path, resident >> 2, off // size, 0, -1)
 
 
 def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, Tail | Node | None]:
