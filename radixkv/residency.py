@@ -29,6 +29,7 @@ class Residency:
         self.holes: tuple[dict[ChunkRecord, None], dict[ChunkRecord, None]] = ({}, {})
         self.landed: tuple[list[ChunkRecord], list[ChunkRecord]] = ([], [])
         self.chunks = [0, 0]  # records with a state in the tier
+        self.host_waits = False  # the last search for a host victim passed over some only because copies use them
         self.disk_used = 0
         self.disk_raw = 0
         self.came_back: Callable[[ChunkRecord], None] | None = None  # told of records that are readable on disk
@@ -228,6 +229,7 @@ class Residency:
                 found = record
         for record in kept:
             self.offer(record, HOST)
+        self.host_waits = bool(kept)
         return found
 
     def _pop(self, tier: int) -> ChunkRecord | None:

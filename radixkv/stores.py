@@ -12,7 +12,7 @@ from enum import Enum, auto
 import numpy as np
 
 from radixkv.core import Flight
-from radixkv.node import DISK, HOST, ChunkRecord, Node
+from radixkv.node import DISK, HOST, ChunkRecord, Node, State
 from radixkv.plan import Done, Outcome, StorePlan
 from radixkv.residency import Residency
 from radixkv.types import PageIds
@@ -26,7 +26,8 @@ class Result(Enum):
 
     STORED = auto()  # there, or on its way
     LATER = auto()  # a fence or load still writes the pages
-    REFUSED = auto()  # no room, or a full lane
+    REFUSED = auto()  # a full lane, or no room while copies hold what could give way: worth another try
+    FULL = auto()  # no room: offered again when its path is next used
     GONE = auto()  # the pages or the path are no longer there
 
 
@@ -175,21 +176,30 @@ class Stores:
         if core.pool.n_busy and core.pool.unready[pages].any():
             return Result.LATER
         tokens = residency.tokens(record)
+        result = Result.FULL
         if record.parent is None or record.parent.tiers[HOST].state:
-            residency.claim_parent(record, HOST)
-            slot = residency.host_room(tokens, lossless=self.lossless)
-            if slot is not None:
-                plan = self._copy(record, pages, tokens, slot, staging=False)
-                if plan:
-                    residency.begin(record, HOST, plan)
-                    record.slot = slot
-                    return Result.STORED
-                core.slots.free(slot)
-            residency.unclaim_parent(record, HOST)
-        if on_disk or self._spill(record, pages, tokens):
+            result = self._to_host(record, pages, tokens)
+        if result is not Result.STORED and on_disk:
             return Result.STORED
-        core.counters.store_refused += 1
-        return Result.REFUSED
+        if result is not Result.STORED and core.disk is not None:
+            spilled = self._spill(record, pages, tokens)
+            result = result if spilled is Result.FULL else spilled
+        core.counters.store_refused += result is not Result.STORED
+        return result
+
+    def _to_host(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
+        core, residency = self.core, self.residency
+        residency.claim_parent(record, HOST)
+        slot = residency.host_room(tokens, lossless=self.lossless)
+        if slot is not None:
+            plan = self._copy(record, pages, tokens, slot, staging=False)
+            if plan:
+                residency.begin(record, HOST, plan)
+                record.slot = slot
+                return Result.STORED
+            core.slots.free(slot)
+        residency.unclaim_parent(record, HOST)
+        return Result.REFUSED if slot is not None or residency.host_waits else Result.FULL
 
     def _copy(self, record: ChunkRecord, pages: PageIds, tokens: int, slot: int, *, staging: bool) -> int:
         """Start a copy from the device. Returns its plan's id; 0: refused."""
@@ -202,27 +212,29 @@ class Stores:
         record.busy += 1
         return plan.id
 
-    def _spill(self, record: ChunkRecord, pages: PageIds, tokens: int) -> bool:
+    def _spill(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
         """Through a staging buffer straight to disk: a chain may be longer than the host cache. Half of staging stays
         for reads.
         """
         core, residency, parent = self.core, self.residency, record.parent
-        if core.disk is None or self.spills >= max(1, core.staging.chunks // 2):
-            return False
+        if self.spills >= max(1, core.staging.chunks // 2):
+            return Result.REFUSED
         if parent is not None and not parent.tiers[DISK].state and not residency.write(parent):
-            return False
+            return Result.REFUSED if parent.tiers[HOST].state is State.WRITING else Result.FULL
         slot = core.staging.take(core.staging.units(tokens))
         if slot is None:
-            return False
+            return Result.REFUSED
         if residency.reserve_disk(record, 0):
             plan = self._copy(record, pages, tokens, slot, staging=True)
             if plan:
                 record.tiers[DISK].plan = plan
                 self.spills += 1
-                return True
+                return Result.STORED
             residency.drop(record, DISK)
+            core.staging.free(slot)
+            return Result.REFUSED
         core.staging.free(slot)
-        return False
+        return Result.FULL
 
     def _stored(self, flight: Flight, done: Done) -> None:
         plan, record, core = flight.plan, flight.record, self.core

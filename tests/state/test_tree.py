@@ -202,7 +202,7 @@ class TreeMachine(RuleBasedStateMachine):
                 n += 1
             common = max(common, n)
         assert found.device_tokens(PAGE) == common, "the longest common prefix with anything resident"
-        ids = np.frombuffer(found.ids, np.int32)[: found.device_pages]
+        ids = np.frombuffer(found.page_ids(), np.int32)
         for i, page in enumerate(ids.tolist()):
             assert self.says[page] == tokens[: (i + 1) * PAGE]
         assert self.tree.now == now, "a match stamps nothing"
