@@ -195,3 +195,14 @@ def test_keep_leaves_what_was_cached_before(drive: Drive, settled: bool, n: int)
     after = d.look([*prompt(n), 1])
     assert after[0] >= before[0] and after[2] == before[2] == n
     d.check()
+
+
+def test_a_tail_under_an_open_fence_is_no_victim(drive: Drive) -> None:
+    d = drive(host_chunks=0)
+    d.lease(prompt(40), lag=True).close(lag=True)
+    assert d.evict_all() == 0
+    assert d.look(prompt(41))[0] == 40
+    d.check()
+    d.land_fences()
+    d.cache.tick()
+    assert d.evict_all() == 3, "offered again once the fence is done"

@@ -363,4 +363,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = budget(120, 30)
+TestCache.settings = budget(300, 30)
