@@ -35,8 +35,11 @@ def demo(
         str | None, typer.Option(metavar="BYTES", help="Disk tier, e.g. 4MB; 0: none. Default: room for all chats.")
     ] = None,
     page_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of a device page.")] = "16",
-    chunk_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of a chunk, a multiple of the page.")] = "64",
-    reply_tokens: Annotated[str, typer.Option(metavar="N", help="Longest answer.")] = "16",
+    chunk_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Tokens of a chunk, a multiple of the page. Default: 64; less for tiny tiers."),
+    ] = None,
+    reply_tokens: Annotated[str, typer.Option(metavar="N", help="Longest answer.")] = "12",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="bfloat16, float16 or float32.")] = "bfloat16",
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write all records and counters there.")] = None,
     continue_from: Annotated[str | None, typer.Option(hidden=True)] = None,

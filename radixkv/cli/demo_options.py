@@ -24,9 +24,9 @@ class Settings(msgspec.Struct, frozen=True):
     """
 
     page_tokens: int
-    chunk_tokens: int
     reply_tokens: int
     dtype: str
+    chunk_tokens: int | None = None
     model: str | None = None
     conversations: str | None = None
     device_pages: int | None = None
@@ -39,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True):
 def read(
     *,
     page_tokens: str,
-    chunk_tokens: str,
+    chunk_tokens: str | None,
     reply_tokens: str,
     dtype: str,
     model: str | None,
@@ -55,7 +55,7 @@ def read(
         raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     settings = Settings(
         page_tokens=whole("--page-tokens", page_tokens, 1, 32768),
-        chunk_tokens=whole("--chunk-tokens", chunk_tokens, 1, 32768),
+        chunk_tokens=None if chunk_tokens is None else whole("--chunk-tokens", chunk_tokens, 1, 32768),
         reply_tokens=whole("--reply-tokens", reply_tokens, 1, 4096),
         dtype=dtype,
         model=model,
@@ -66,7 +66,7 @@ def read(
         store=store,
         json=json,
     )
-    if settings.chunk_tokens % settings.page_tokens:
+    if settings.chunk_tokens is not None and settings.chunk_tokens % settings.page_tokens:
         raise ConfigError(
             f"--chunk-tokens {settings.chunk_tokens} is not a multiple of --page-tokens {settings.page_tokens}"
         )

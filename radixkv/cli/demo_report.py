@@ -201,7 +201,8 @@ def summary_table(records: Sequence[TurnRecord], counters: Sequence[Counters], t
         table.add_row(name, *(cell(group) for group in groups))
     for tier in ("device", "host", "disk"):
         tokens = [sum(getattr(r, f"{tier}_tokens") for r in group) for group in groups]
-        table.add_row(f"hit tokens, {tier}", *(f"{n:,} ({size(n * token_bytes)})" for n in tokens))
+        table.add_row(f"hit tokens, {tier}", *(f"{n:,}" for n in tokens))
+        table.add_row(f"hit bytes, {tier}", *(size(n * token_bytes) for n in tokens))
     for name, field in _COUNT_ROWS.items():
         table.add_row(name, *(f"{getattr(c, field):,}" for c in totals))
     for name, field in _BYTE_ROWS.items():

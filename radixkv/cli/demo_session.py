@@ -15,7 +15,7 @@ import radixkv
 from radixkv.cli.conversations import Thread
 from radixkv.cli.demo_options import Settings
 from radixkv.cli.demo_report import Counters, TurnRecord, size
-from radixkv.cli.demo_sizes import check_memory, check_prompts, pages_needed, with_sizes
+from radixkv.cli.demo_sizes import check_memory, check_prompts, chosen_chunk, pages_needed, with_sizes
 from radixkv.cli.prompts import ChatTemplate, Step, pieces, prompt_bounds
 from radixkv.config import Config, DeviceConfig, DiskConfig, HostConfig
 from radixkv.errors import ConfigError, OutOfPages
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from radixkv.integrations.engine import Generation
 
 CLOSE_S = 60.0
-SETTLE_S = 5.0
+SETTLE_S = 1.0
 PAGES_WAIT_S = 30.0
 """How long a turn waits for pages that copies still hold."""
 
@@ -48,12 +48,14 @@ class Session:
         self.stop_tokens = _stop_tokens(model, tokenizer)
         self.template = ChatTemplate(tokenizer, self.stop_tokens)
         self.added = pieces(threads, self.template)
-        self.layout = layout_for(model, page_tokens=settings.page_tokens, chunk_tokens=settings.chunk_tokens)
+        page = settings.page_tokens
+        token_bytes = layout_for(model, page_tokens=page, chunk_tokens=page).token_bytes
+        self.layout = layout_for(model, page_tokens=page, chunk_tokens=chosen_chunk(settings, token_bytes))
         self._reply_tokens = settings.reply_tokens
         bounds = prompt_bounds(threads, self.added, settings.reply_tokens)
         check_prompts(model, threads, self.added, bounds, settings.reply_tokens)
         needed = pages_needed(settings, threads, bounds)
-        self.settings = with_sizes(settings, self.layout.chunk_bytes, needed, self._distinct_tokens())
+        self.settings = with_sizes(settings, self.layout, needed, self._distinct_tokens())
         check_memory(self.settings, needed, self.layout.page_bytes)
         self.answers: list[list[list[int]]] = [[] for _ in threads]
         self.opened_s = time.perf_counter()
@@ -134,13 +136,14 @@ class Session:
         pages, host, disk = s.device_pages or 0, s.host_bytes or 0, s.disk_bytes or 0
         turns = sum(len(t.turns) for t in self.threads)
         chunks = f"{size(host)}, {host // layout.chunk_bytes} chunks of {s.chunk_tokens} tokens" if host else "none"
+        tight = "; a chunk that takes over a quarter of it is refused" if disk < 4 * layout.chunk_bytes else ""
         _say(
             out,
             f"model   {self._engine.namespace.model}, {s.dtype}, {size(layout.token_bytes)} of KV a token",
             f"chats   {len(self.threads)} with {turns} turns: {tokens:,} tokens, {kv} of KV",
             f"device  {size(pages * layout.page_bytes)}, {pages} pages of {s.page_tokens} tokens",
             f"host    {chunks}",
-            f"disk    {size(disk)} at most" if disk else "disk    none",
+            f"disk    {size(disk)} at most{tight}" if disk else "disk    none",
             "",
         )
 

@@ -12,12 +12,30 @@ from radixkv.cli.conversations import Thread
 from radixkv.cli.demo_options import Settings
 from radixkv.cli.demo_report import size
 from radixkv.errors import ConfigError
+from radixkv.layout import KVLayout
 
 DEVICE_SHARE, HOST_SHARE = 0.5, 0.67
 """Default sizes of device and host, as shares of the KV of all conversations: too small, so that every tier is needed.
 """
+CHUNK_TOKENS = 64
+UNLIMITED = 1 << 62
 HOST_CHUNKS = 4
 """The default host tier holds this many chunks at least."""
+
+
+def chosen_chunk(settings: Settings, token_bytes: int) -> int:
+    """Tokens of a chunk: as asked for; else 64, or the least multiple of the page above; less where a tier is tiny.
+
+    The disk tier refuses what takes over a quarter of it.
+    """
+    if settings.chunk_tokens is not None:
+        return settings.chunk_tokens
+    page = settings.page_tokens
+    chunk = -(-CHUNK_TOKENS // page) * page
+    limit = min(settings.host_bytes or UNLIMITED, (settings.disk_bytes or UNLIMITED) // 4)
+    while chunk * token_bytes > limit and chunk % (2 * page) == 0:
+        chunk //= 2
+    return chunk
 
 
 def check_prompts(
@@ -53,20 +71,22 @@ def pages_needed(settings: Settings, threads: Sequence[Thread], bounds: Sequence
     return needed
 
 
-def with_sizes(settings: Settings, chunk_bytes: int, needed: int, tokens: int) -> Settings:
+def with_sizes(settings: Settings, layout: KVLayout, needed: int, tokens: int) -> Settings:
     """Settings with every size chosen: device and host too small for ``tokens``, a disk with room for all."""
-    pages, chunk = -(-tokens // settings.page_tokens), chunk_bytes
-    total = tokens * (chunk_bytes // settings.chunk_tokens)
+    pages, chunk = -(-tokens // settings.page_tokens), layout.chunk_bytes
+    total = tokens * layout.token_bytes
     host = (
         max(HOST_CHUNKS * chunk, int(total * HOST_SHARE) // chunk * chunk)
         if settings.host_bytes is None
         else settings.host_bytes
     )
     if 0 < host < chunk:
-        raise ConfigError(f"--host-bytes {host} cannot hold one chunk of {settings.chunk_tokens} tokens, {chunk} bytes")
+        raise ConfigError(f"--host-bytes {host} cannot hold one chunk of {layout.chunk_tokens} tokens, {chunk} bytes")
     disk = (max(64 << 20, 2 * total) if host else 0) if settings.disk_bytes is None else settings.disk_bytes
     device = max(needed, int(pages * DEVICE_SHARE)) if settings.device_pages is None else settings.device_pages
-    return msgspec.structs.replace(settings, device_pages=device, host_bytes=host, disk_bytes=disk)
+    return msgspec.structs.replace(
+        settings, chunk_tokens=layout.chunk_tokens, device_pages=device, host_bytes=host, disk_bytes=disk
+    )
 
 
 def check_memory(settings: Settings, needed: int, page_bytes: int) -> None:

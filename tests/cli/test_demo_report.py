@@ -80,7 +80,8 @@ def test_the_summary_adds_events_and_keeps_the_last_gauges() -> None:
     assert rows["chunks on disk"] == ["4", "9", "9"]
     assert rows["prompt tokens"] == ["400", "400", "800"]
     assert rows["computed tokens"] == ["50", "100", "150"]
-    assert rows["hit tokens, disk"] == ["50", "(50.0", "KiB)", "300", "(300.0", "KiB)", "350", "(350.0", "KiB)"]
+    assert rows["hit tokens, disk"] == ["50", "300", "350"]
+    assert rows["hit bytes, disk"] == ["50.0", "KiB", "300.0", "KiB", "350.0", "KiB"]
     assert rows["same tokens"] == ["1", "of", "1", "0", "of", "1", "1", "of", "2"]
     assert rows["compression ratio"] == ["2.00", "4.00", "4.00"]
     assert rows["speed-up"] == ["4.00x"] * 3

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from radixkv.cli.demo_options import Settings
 from radixkv.cli.demo_run import run, verdict
+from radixkv.cli.demo_sizes import chosen_chunk
 from radixkv.errors import ConfigError, StoreLocked
 from radixkv.tiers.disk import DiskTier
 from tests.cli.demo_model import save_model
@@ -75,7 +76,7 @@ def demo(model: Path, talks: Path, *args: str, temporary: Path | None = None) ->
 
 
 def settings(model: Path, talks: Path, **changes: Any) -> Settings:
-    asked: dict[str, Any] = {"page_tokens": 16, "chunk_tokens": 64, "reply_tokens": 6, "dtype": "bfloat16"} | changes
+    asked: dict[str, Any] = {"page_tokens": 16, "reply_tokens": 6, "dtype": "bfloat16"} | changes
     return Settings(model=str(model), conversations=str(talks), **asked)
 
 
@@ -140,8 +141,9 @@ def test_a_store_in_use(model: Path, talks: Path, tmp_path: Path, monkeypatch: p
     ("sizes", "message"),
     [
         ({"device_pages": 20}, "--device-pages 20 is too few: conversation 'shed' grows to 393 tokens"),
-        ({"host_bytes": 1000}, "--host-bytes 1000 cannot hold one chunk of 64 tokens, 24576 bytes"),
-        ({"disk_bytes": 20000}, "disk.capacity_bytes 20000 cannot hold one chunk of 24576 bytes"),
+        ({"host_bytes": 1000}, "--host-bytes 1000 cannot hold one chunk of 16 tokens, 6144 bytes"),
+        ({"host_bytes": 1000, "chunk_tokens": 64}, "--host-bytes 1000 cannot hold one chunk of 64 tokens, 24576 bytes"),
+        ({"disk_bytes": 20000}, "disk.capacity_bytes 20000 cannot hold one chunk of 6144 bytes"),
         ({"device_pages": 10**9}, "GiB of memory; this machine has"),
         ({"reply_tokens": 2000}, "over the model's limit of 2048"),
         ({"store": "store", "host_bytes": 0}, "needs a host tier"),
@@ -172,3 +174,23 @@ def test_a_different_answer_is_told_and_makes_the_verdict_false() -> None:
     assert "lisbon turn 2: the answer differs from its token 1 on" in text
     assert "lisbon turn 3: the answer differs in length" in text
     assert "2 of 3 answers differ" in text
+
+
+@pytest.mark.parametrize(
+    ("page", "asked", "expected"),
+    [
+        (16, {}, 64),
+        (8, {}, 64),
+        (48, {}, 96),
+        (128, {}, 128),
+        (16, {"chunk_tokens": 256, "disk_bytes": 1000}, 256),
+        (16, {"disk_bytes": 4_000_000}, 32),
+        (8, {"disk_bytes": 1_000_000}, 8),
+        (16, {"disk_bytes": 1_000_000}, 16),
+        (16, {"host_bytes": 1_000_000}, 32),
+        (16, {"host_bytes": 0, "disk_bytes": 0}, 64),
+    ],
+)
+def test_chunks_shrink_where_a_tier_is_tiny(page: int, asked: dict[str, Any], expected: int) -> None:
+    chosen = Settings(page_tokens=page, reply_tokens=6, dtype="bfloat16", **asked)
+    assert chosen_chunk(chosen, token_bytes=23_040) == expected
