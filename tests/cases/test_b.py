@@ -165,6 +165,17 @@ def test_b6_stores_end_while_engines_only_decode(drive: Drive) -> None:
     d.check()
 
 
+def test_b6_an_append_alone_hears_of_ended_stores(drive: Drive) -> None:
+    d = drive(pages=8)
+    d.run(prompt(64))
+    session = d.lease(prompt(48, 2))
+    (store, *_) = d.copies(StorePlan)
+    d.finish(store, tell=False)
+    session.decode(prompt(32, 3), commit=False)
+    assert len(session.lease.block_table) == 5
+    d.check()
+
+
 @pytest.mark.parametrize("cut", range(1, 8))
 def test_b9_a_split_above_below_and_at_a_pin(drive: Drive, cut: int) -> None:
     d = drive(host_chunks=0)
