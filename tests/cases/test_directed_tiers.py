@@ -70,6 +70,7 @@ def test_a_chunk_being_loaded_is_no_host_victim(drive: Drive) -> None:
     while others := [plan for plan in d.in_flight if plan != load]:
         d.finish(others[0])
     d.check()
+    assert d.stats.host_evicted == 1
     session.close()
     d.drain()
     d.evict_all()
