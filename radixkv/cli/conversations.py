@@ -122,7 +122,7 @@ def _conversation(item: Any, number: int, where: str, system: Message | None, th
     """Append the thread of one conversation and those of its branches."""
     name, branches = f"chat {number}", []
     if isinstance(item, dict):
-        name = _text(item["name"], f'{where}: "name"') if "name" in item else name
+        name = " ".join(_text(item["name"], f'{where}: "name"').split()) if "name" in item else name
         branches = item.get("branches", [])
         if "messages" not in item:
             raise ConfigError(f'{where}: has no "messages"')

@@ -126,7 +126,9 @@ def turn_line(record: TurnRecord) -> str:
     note = f" ({record.note})" if record.note else ""
     head = f"{record.conversation} turn {record.turn}{note}"
     hits = f"{record.hit_tokens} of {record.prompt_tokens} tokens from the cache, {record.speed_up:.1f}x"
-    return f"{head}: {hits}, {'same' if record.same else 'DIFFERENT'} answer: {' '.join(record.text.split())}"
+    # a model may write anything, also what would steer a terminal
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(record.text.split()))
+    return f"{head}: {hits}, {'same' if record.same else 'DIFFERENT'} answer: {text}"
 
 
 def turns_table(records: Sequence[TurnRecord], title: str) -> Table:

@@ -94,11 +94,11 @@ def test_progress_prints_a_line_per_turn_without_a_terminal() -> None:
     out = Console(file=io.StringIO(), width=40)
     with progress(out, 2, "replaying") as report:
         report.turn_ended(record())
-        report.turn_ended(record(reference=[9], note="again"))
+        report.turn_ended(record(reference=[9], note="again", text="a\x1b[2Jb"))
     assert isinstance(out.file, io.StringIO)
     lines = out.file.getvalue().splitlines()
     assert lines[0] == "[1/2] lisbon turn 2: 350 of 400 tokens from the cache, 4.0x, same answer: By tram 12."
-    assert "turn 2 (again)" in lines[1] and "DIFFERENT" in lines[1]
+    assert "turn 2 (again)" in lines[1] and "DIFFERENT answer: a\N{REPLACEMENT CHARACTER}[2Jb" in lines[1]
 
 
 def test_progress_is_a_bar_on_a_terminal() -> None:
