@@ -8,12 +8,13 @@ from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
 from radixkv.keys import Namespace
 from radixkv.lease import Lease
+from radixkv.loading import Purpose
 from radixkv.match import Found, find
 from radixkv.node import Node, Root, Tail
 from radixkv.plane import EAGER_STORES, Plane
 
 
-def acquire(plane: Plane, namespace: Namespace, key: bytes, reserve: int) -> Lease:
+def acquire(plane: Plane, namespace: Namespace, key: bytes, reserve: int, purpose: Purpose = Purpose.REQUEST) -> Lease:
     """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. Raises
     OutOfPages, taking nothing.
     """
@@ -28,40 +29,51 @@ def acquire(plane: Plane, namespace: Namespace, key: bytes, reserve: int) -> Lea
         if parts:
             found.partial, found.partial_tokens = None, 0
     lease = Lease(plane, root, namespace, key)
-    lease.adopt(*_take_path(plane, root, found), device_tokens=found.device_tokens(tree.page_tokens), covered=covered)
-    plane.leases[id(lease)] = lease
+    device_tokens = found.device_tokens(tree.page_tokens)
+    lease.adopt(*_take_path(plane, root, found), device_tokens=device_tokens, covered=covered, purpose=purpose)
+    plane.opened(lease)
     try:
         lease.take_plan(parts, reserve)
     except OutOfPages:
         lease.abandon()
         raise
-    core.counters.queries += 1
-    core.counters.queried_tokens += lease.prompt_tokens
-    core.counters.shared_pages += found.device_pages + (found.partial is not None)
-    if core.disk is not None and found.path:
-        plane.touched.append(found.path[-1])
+    counters = core.counters
+    if purpose is Purpose.REQUEST:
+        counters.queries += 1
+        counters.queried_tokens += lease.prompt_tokens
+    elif purpose is Purpose.RESUME:
+        counters.resumed_queries += 1
+        counters.resumed_tokens += lease.prompt_tokens
+    counters.shared_pages += found.device_pages + (found.partial is not None)
     plane.stores.offer(EAGER_STORES)
     return lease
 
 
-def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes]:
-    """Split at the end of the match, stamp the matched part alone, and take hold of a partly common page.
-
-    Returns the node and depth to pin at, and the page ids (bytes) of the block table.
-    """
+def stamp(plane: Plane, found: Found) -> None:
+    """Split at the end of the match and stamp the matched part alone: the rest of an edge was not used."""
     tree, now = plane.tree, plane.tree.stamp()
-    ids = found.page_ids()
     if found.within >= 0:
         last = found.path.pop()
         if found.within:
             found.path.append(tree.split(last, found.within))
     for node in found.path:
         node.last_use = now
+    if plane.core.disk is not None and found.path:
+        plane.touched.append(found.path[-1])
+
+
+def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes]:
+    """Stamp the matched part, and take hold of it and of a partly common page.
+
+    Returns the node and depth to pin at, and the page ids (bytes) of the block table.
+    """
+    ids = found.page_ids()
+    stamp(plane, found)
     depth = found.device_pages
     end = (found.path[-1] if found.path else root).at(depth)  # the device may end above the match
     partial = found.partial
     if isinstance(partial, Tail):
-        partial.last_use = now
+        partial.last_use = plane.tree.now
         page = np.array([partial.page], np.int32)
         plane.pool.retain(page)
         ids += page.tobytes()

@@ -118,7 +118,7 @@ def _leases(plane: Plane, walk: _Walk) -> None:
     """Pins lead to resident pages of live nodes, and refs are exactly what open leases hold."""
     refs = np.zeros(plane.pool.pages, np.int64)
     found: dict[int, Counter[int]] = {}
-    for lease in plane.leases.values():
+    for lease in plane.leases:
         view = lease.inspect()
         _must(not lease.closed, "open leases are open")
         _must(lease.committed <= lease.length, "committed <= length", lease.committed, lease.length)
@@ -212,8 +212,8 @@ def _copies(plane: Plane, walk: _Walk) -> None:
     for _, pages, write in core.fences:
         busy[pages] += 1
         unready[pages] += write
-    for lease in plane.leases.values():
-        for part in lease.plan_parts():
+    for waiter in (*plane.leases, *plane.jobs):
+        for part in waiter.plan_parts():
             if part.pending or part.slot >= 0:
                 marks[id(part.record)] += 1
             if part.slot >= 0:

@@ -19,9 +19,11 @@ from radixkv.evict import evict
 from radixkv.keys import Namespace, as_tokens
 from radixkv.layout import KVLayout
 from radixkv.lease import Lease
+from radixkv.loading import Purpose
 from radixkv.match import Match, find
 from radixkv.node import DISK, HOST
 from radixkv.plane import Plane
+from radixkv.prefetch import Job, prefetch
 from radixkv.protocols import Device, Mover
 from radixkv.restore import Restore
 from radixkv.sizes import measure
@@ -40,7 +42,6 @@ class Cache:
     def __init__(self, core: Core) -> None:
         self._plane = Plane(core)
         self._after_close: Callable[[], None] | None = None
-        self._promotions: list[Lease] = []
         if core.disk is not None:
             Restore(self._plane.residency).adopt(core.disk.scan(), core.disk.names())
 
@@ -91,20 +92,20 @@ class Cache:
                 host = host_tokens(parts, found, plane.tree.page_tokens, device, covered)
         return Match(device, host, covered, covered, min(covered, n - 1))
 
-    def acquire(self, namespace: Namespace, tokens: Any, reserve_tokens: int = 0) -> Lease:
+    def acquire(self, namespace: Namespace, tokens: Any, reserve_tokens: int = 0, *, resume: bool = False) -> Lease:
         """A lease on a prompt: its cached prefix pinned, pages taken, loads on their way; returns at once, all or
         nothing.
 
         reserve_tokens: tokens beyond the prompt whose pages are set aside now (0: pages are taken by ``append``).
-        Raises OutOfPages (nothing taken), InvalidTokens, ConfigError for a bad count or a namespace that is none.
+        resume: a preempted request comes back; its hits are its own KV, and are counted apart. Raises OutOfPages
+        (nothing taken), InvalidTokens, ConfigError for a bad count.
         """
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
         key = as_tokens(tokens).tobytes()
         with self._lock:
             self._check_open()
-            self._end_promotions()
-            return acquire(self._plane, namespace, key, reserve_tokens)
+            return acquire(self._plane, namespace, key, reserve_tokens, Purpose.RESUME if resume else Purpose.REQUEST)
 
     def evict(self, pages: int) -> int:
         """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all
@@ -140,27 +141,28 @@ class Cache:
                 plane.stores.add(found.path[-1], found.pages, None)
             plane.stores.offer(len(plane.stores.jobs))
             if to == "disk":
-                for node in found.path:
-                    for record in node.records or ():
-                        if record.end <= found.pages:
-                            plane.residency.write(record)
+                for record in [r for node in found.path for r in node.records or () if r.end <= found.pages]:
+                    plane.residency.write(record)
             return plane.core.last_plan - before
+
+    def prefetch(self, namespace: Namespace, tokens: Any, to: str = "host") -> Job:
+        """Start bringing what outer tiers have of a prompt to ``to``: "host" (disk reads only; no device page is taken)
+        or "device". Stamps recency; counts as no request.
+
+        Returns a job to poll or cancel. Raises ConfigError for another target; OutOfPages (to the device only).
+        """
+        if to not in ("host", "device"):
+            raise ConfigError(f"prefetch to {to!r}: not one of host, device")
+        key = as_tokens(tokens).tobytes()
+        with self._lock:
+            self._check_open()
+            return prefetch(self._plane, namespace, key, to)
 
     def promote(self, namespace: Namespace, tokens: Any) -> int:
         """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. Raises
         OutOfPages.
         """
-        lease = self.acquire(namespace, tokens)
-        with self._lock:
-            moving = lease.loading_tokens
-            self._promotions.append(lease)
-            self._end_promotions()
-        return moving
-
-    def _end_promotions(self) -> None:
-        for lease in [lease for lease in self._promotions if lease.settled]:
-            self._promotions.remove(lease)
-            lease.close()
+        return self.prefetch(namespace, tokens, to="device").wanted_tokens
 
     def clear(self, namespace: Namespace | None = None, tier: str | None = None) -> Cleared:
         """Forget everything (of a namespace; in one tier: "device", "host" or "disk") that nobody uses. Says what was,
@@ -180,7 +182,6 @@ class Cache:
         with self._lock:
             self._check_open()
             self._plane.tick()
-            self._end_promotions()
 
     def flush(self, timeout_s: float = 60.0) -> int:
         """Bring every committed chunk and tail to disk, synced. Returns how many are not there at the deadline or find
@@ -196,9 +197,8 @@ class Cache:
         with self._lock:
             if self._plane.closed:
                 return
-            for lease in self._promotions:
-                lease.close()
-            self._promotions.clear()
+            for job in list(self._plane.jobs):
+                job.cancel()
         core = self._plane.core
         deadline = core.clock() + timeout_s
         if core.disk is not None:
@@ -214,6 +214,10 @@ class Cache:
             log.warning("a copy did not end within %s s: the tiers are left to the end of the process", timeout_s)
         elif self._after_close is not None:
             self._after_close()
+
+    def disown(self) -> None:
+        """In a forked child: from here on every verb raises WrongProcess, and nothing of the parent's is touched."""
+        self._plane.foreign = True
 
     def on_close(self, act: Callable[[], None]) -> None:
         """What to do last when the cache closes: whoever opened the tiers closes them."""
@@ -264,7 +268,7 @@ class Cache:
 
     @property
     def _lock(self) -> Any:
-        return self._plane.core.lock
+        return self._plane.lock
 
     def _check_open(self) -> None:
         if self._plane.closed:

@@ -22,11 +22,11 @@ def flush(plane: Plane, timeout_s: float) -> int:
         return 0
     deadline = core.clock() + timeout_s
     least, idle = -1, 0
-    with core.lock:
+    with plane.lock:
         plane.stores.lossless = True
     try:
         while True:
-            with core.lock:
+            with plane.lock:
                 plane.drain()
                 left = list(unsaved(plane))
                 idle = 0 if least < 0 or len(left) < least else idle + 1
@@ -41,10 +41,10 @@ def flush(plane: Plane, timeout_s: float) -> int:
                     plane.write_uses()
                 stuck = core.last_plan == before and not core.flights and not core.fences
             if not _settle(plane, deadline) or stuck or idle == ROUNDS:
-                with core.lock:
+                with plane.lock:
                     return len(list(unsaved(plane)))
     finally:
-        with core.lock:
+        with plane.lock:
             plane.stores.lossless = False
 
 
@@ -61,7 +61,7 @@ def _settle(plane: Plane, deadline: float) -> bool:
     """
     core = plane.core
     while True:
-        with core.lock:
+        with plane.lock:
             plane.drain()
             if not core.flights and not core.fences:
                 return True

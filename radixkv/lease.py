@@ -33,13 +33,17 @@ class Lease(Loading):
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            self._plane.dropped.append(self)  # closed, and counted, when the cache next drains
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else "settled" if self.settled else "loading"
         return f"<Lease {state}, {self.length} tokens, {self.cached_tokens} cached, {self._entries} pages>"
 
     def poll(self) -> bool:
         """Apply finished work; whether the lease has settled. Never blocks."""
-        with self._plane.core.lock:
+        with self._plane.lock:
             self._plane.drain()
             return not self._pending
 
@@ -50,10 +54,10 @@ class Lease(Loading):
         the lease settles for what is there. Raises LeaseClosed; RadixKVError if a copy to the device does not end by
         then.
         """
-        core = self._plane.core
+        plane, core = self._plane, self._plane.core
         deadline = core.clock() + core.config.policy.load_timeout_s
         while True:
-            with core.lock:
+            with plane.lock:
                 self._check_open(settled=False)
                 self._plane.drain()
                 if self.ready:
@@ -79,7 +83,7 @@ class Lease(Loading):
         A page somebody relies on past its fill is copied first, on ``stream``. Raises OutOfPages, changing nothing;
         LeaseNotSettled; LeaseClosed; ValueError for a negative n.
         """
-        with self._plane.core.lock:
+        with self._plane.lock:
             self._check_open()
             if type(n) is not int or n < 0:
                 raise ValueError(f"append needs a count of at least 0, not {n!r}")
@@ -109,6 +113,32 @@ class Lease(Loading):
                 ]
             return np.concatenate((np.full(skip, -1, np.int64), slots)) if skip else slots
 
+    def truncate(self, n: int) -> None:
+        """Drop appended tokens from token ``n`` on, not below ``committed`` (speculative decoding: what was not
+        accepted).
+
+        Their slots are written again by the next ``append``. A pending slot of -1 past ``n`` is cancelled: that token
+        is another one now. Raises ValueError outside [committed, length]; LeaseNotSettled; LeaseClosed.
+        """
+        plane = self._plane
+        with plane.lock:
+            self._check_open()
+            if type(n) is not int or not self.committed <= n <= self.length:
+                raise ValueError(f"truncate to {n!r} is outside [{self.committed}, {self.length}]")
+            pool, size = plane.pool, plane.tree.page_tokens
+            self.length = n
+            self._have = min(self._have, n)
+            keep = max(-(-n // size), self._depth)  # a pinned page stays: the tree's
+            dropped = self._table[keep : self._entries].copy()
+            self._entries = min(self._entries, keep)
+            if len(dropped):
+                pool.release(dropped)
+            entry, left = divmod(n, size)
+            if left and entry >= self._depth:
+                page = int(self._table[entry])
+                if pool.ref[page] == 1 and not pool.cached[page]:  # nobody else relies on what was there
+                    pool.fill[page] = left
+
     def commit(self, tokens: Any, fence: Fence | None = None) -> None:
         """Make tokens [committed, committed + n) visible: their KV is written, or will be at ``fence`` (None: nothing
         is pending).
@@ -118,7 +148,7 @@ class Lease(Loading):
         """
         array = as_tokens(tokens)
         plane = self._plane
-        with plane.core.lock:
+        with plane.lock:
             self._check_open()
             first, last = self.committed, self.committed + len(array)
             if last > self.length:
@@ -148,7 +178,7 @@ class Lease(Loading):
         LeaseClosed.
         """
         plane = self._plane
-        with plane.core.lock:
+        with plane.lock:
             self._check_open()
             twin = Lease(plane, self._root, self.namespace, self._key)
             twin._node = self._node.at(self._depth)
@@ -162,7 +192,7 @@ class Lease(Loading):
             twin.cached_tokens, twin.length, twin.committed = self.cached_tokens, self.length, self.committed
             for pages in (twin._table[twin._depth :], *twin._duplicates):
                 plane.pool.retain(pages)
-            plane.leases[id(twin)] = twin
+            plane.opened(twin)
             return twin
 
     def close(self, keep: int | None = None, fence: Fence | None = None) -> None:
@@ -175,11 +205,11 @@ class Lease(Loading):
         if keep is not None and (type(keep) is not int or keep < 0):
             raise ValueError(f"keep must be a count of at least 0, not {keep!r}")
         plane = self._plane
-        with plane.core.lock:
+        with plane.lock:
             if self.closed:
                 return
             self.closed = True
-            del plane.leases[id(self)]
+            plane.ended(self)
             plane.drain()
             loading = self._pending > 0
             if loading:

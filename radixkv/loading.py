@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 
@@ -24,6 +25,14 @@ class Hit:
     disk_tokens: int = 0
 
 
+class Purpose(Enum):
+    """Why a prompt is acquired: only requests count as queries and hits, a preempted request's return counts apart."""
+
+    REQUEST = auto()
+    RESUME = auto()
+    MOVE = auto()
+
+
 class Loading(Holding):
     """A holding that waits for parts of its plan (see ``loads.Waiter``)."""
 
@@ -34,6 +43,7 @@ class Loading(Holding):
         "_matched",
         "_parts",
         "_pending",
+        "_purpose",
         "cached_tokens",
         "committed",
         "length",
@@ -45,6 +55,7 @@ class Loading(Holding):
         self._matched = 0  # tokens that were cached when the lease settled: not its to take back
         self._parts: list[Part] = []
         self._pending = 0
+        self._purpose = Purpose.REQUEST
         self._device_tokens = 0
         self._hit: Hit | None = None
         self.cached_tokens = 0
@@ -76,7 +87,7 @@ class Loading(Holding):
         """The parts of the load plan that is under way."""
         return list(self._parts)
 
-    def adopt(self, node: Node, depth: int, ids: bytes, *, device_tokens: int, covered: int) -> None:
+    def adopt(self, node: Node, depth: int, ids: bytes, *, device_tokens: int, covered: int, purpose: Purpose) -> None:
         """Start from a match: the pin that was taken, the page ids on the device, and the tokens that all tiers
         together cover.
         """
@@ -85,6 +96,7 @@ class Loading(Holding):
         self._entries = len(self._table)
         self._device_tokens = device_tokens
         self._have = covered
+        self._purpose = purpose
         self._reset_counts()
         self._reset_tokens()
 
@@ -172,9 +184,10 @@ class Loading(Holding):
         self._reset_tokens()
         self._hit = hit = self._count_hit()
         self._parts = []
-        counters = self._plane.core.counters
-        counters.host_hit_tokens += hit.host_tokens
-        counters.disk_hit_tokens += hit.disk_tokens
+        if self._purpose is Purpose.REQUEST:
+            counters = self._plane.core.counters
+            counters.host_hit_tokens += hit.host_tokens
+            counters.disk_hit_tokens += hit.disk_tokens
         self._count_query()
 
     def _reset_counts(self) -> None:
@@ -198,8 +211,11 @@ class Loading(Holding):
     def _count_query(self) -> None:
         """Settled: what was taken from the device is certain too."""
         self._matched = self._have
-        cached, device = self.cached_tokens, self._device_tokens
-        self._plane.core.counters.device_hit_tokens += device if device < cached else cached
+        cached, device, counters = self.cached_tokens, self._device_tokens, self._plane.core.counters
+        if self._purpose is Purpose.REQUEST:
+            counters.device_hit_tokens += device if device < cached else cached
+        elif self._purpose is Purpose.RESUME:
+            counters.resumed_hit_tokens += cached
 
     def _drop_plan(self) -> None:
         """Closed before it settled: nothing is published; copies under way keep their pages until they end."""
@@ -211,5 +227,5 @@ class Loading(Holding):
     def abandon(self) -> None:
         """Give everything back and publish nothing: the acquire that made this lease fails."""
         self.closed = True
-        del self._plane.leases[id(self)]
+        self._plane.ended(self)
         self._give_back()

@@ -19,10 +19,10 @@ from radixkv.types import PageIds
 
 
 class Waiter(Protocol):
-    """A lease that waits for parts of its plan."""
+    """A lease or a prefetch that waits for parts of its plan."""
 
-    def part_pages(self, part: Part) -> PageIds:
-        """The device pages the part goes to."""
+    def part_pages(self, part: Part) -> PageIds | None:
+        """The device pages the part goes to; None: a copy in the host cache is all that is wanted."""
         ...
 
     def part_ready(self, part: Part) -> None:
@@ -125,6 +125,10 @@ class Loads:
             return True
         tokens = residency.tokens(record)
         slot, staging = self._host_copy(record, tokens), False
+        if slot is None and not any(waiter.part_pages(part) is not None for waiter, part in read.waiters):
+            self._fail(read)  # a staging buffer would be no host copy
+            self._over(read)
+            return True
         if slot is None:
             slot, staging = core.staging.take(core.staging.units(tokens)), True
         if slot is None:
@@ -202,7 +206,11 @@ class Loads:
     def _give(self, waiter: Waiter, part: Part, slot: int, *, staging: bool) -> None:
         """Copy a part's pages to the device from verified bytes in host memory."""
         core, record = self.core, part.record
-        pages = waiter.part_pages(part).copy()
+        target = waiter.part_pages(part)
+        if target is None:
+            (waiter.part_failed if staging else waiter.part_ready)(part)
+            return
+        pages = target.copy()
         tokens = self.residency.tokens(record)
         plan = LoadPlan(core.plan_id(), slot, staging, tokens, part.first, pages.tobytes())
         if not core.submit(Flight(plan, self._loaded, record, pages)):

@@ -4,14 +4,17 @@ between them.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import Any
 
 from radixkv.core import Core, Flight
+from radixkv.errors import WrongProcess
 from radixkv.evict import evict
 from radixkv.loads import Loads
 from radixkv.node import DISK, Node, State
 from radixkv.plan import TouchPlan
+from radixkv.protocols import Lock
 from radixkv.residency import Residency
 from radixkv.stores import Stores
 
@@ -29,18 +32,46 @@ class Plane:
         self.residency = Residency(core)
         self.loads = Loads(self.residency)
         self.stores = Stores(self.residency)
-        self.leases: dict[int, Any] = {}  # open leases by id(): for audits and statistics
+        self._leases: dict[int, weakref.ref[Any]] = {}  # open leases by id(): for audits and statistics
+        self.dropped: deque[Any] = deque()  # leases that were garbage-collected open: finalisers only enqueue
         self.touched: deque[Node] = deque(maxlen=4096)  # ends of paths used since their last uses were written to disk
+        self.jobs: list[Any] = []  # prefetches under way
         self.closed = False
+        self.foreign = False  # in a forked child: nothing here is the child's to touch, the lock least of all
+
+    @property
+    def lock(self) -> Lock:
+        """The one lock. Raises WrongProcess in a forked child, where its holder may not exist."""
+        if self.foreign:
+            raise WrongProcess("the cache was opened in another process: a forked child must open its own")
+        return self.core.lock
+
+    @property
+    def leases(self) -> list[Any]:
+        """The open leases."""
+        return [lease for ref in self._leases.values() if (lease := ref()) is not None] + [*self.dropped]
+
+    def opened(self, lease: Any) -> None:
+        """Remember an open lease, without keeping it alive."""
+        self._leases[id(lease)] = weakref.ref(lease)
+
+    def ended(self, lease: Any) -> None:
+        """Forget a lease that closes."""
+        self._leases.pop(id(lease), None)
 
     def drain(self) -> None:
         """Apply finished work: fences that have passed, copies that have landed, reads that now find a buffer."""
         core = self.core
+        while self.dropped:
+            self.core.counters.dropped_leases += 1
+            self.dropped.popleft().close()
         if core.fences:
             core.poll_fences()
         if core.flights:
             core.land()
             self.loads.start_waiting()
+        for job in list(self.jobs):
+            job.advance()
 
     def tick(self) -> None:
         """One turn of housekeeping: finished work, stores, write-ahead to disk, the low watermark."""

@@ -40,11 +40,16 @@ class Counters:
     corrupt: int = 0
     lost: int = 0
     stale: int = 0
+    dropped_leases: int = 0
+    resumed_queries: int = 0
+    resumed_tokens: int = 0
+    resumed_hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One consistent picture of a cache. hit_rate is in [0, 1] and 0.0 with no queries.
+    """One consistent picture of a cache. resumed_*: of preempted requests that came back, apart from the hits.
+    dropped_leases: garbage-collected without a close. hit_rate is in [0, 1] and 0.0 with no queries.
 
     cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. unique_tokens:
     tokens some tier has, counted once. disk_raw_bytes: payload before compression; disk_used_bytes: what the records
@@ -99,6 +104,10 @@ class Stats:
     corrupt: int
     lost: int
     stale: int
+    dropped_leases: int
+    resumed_queries: int
+    resumed_tokens: int
+    resumed_hit_tokens: int
     in_flight: int
     open_leases: int
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -58,7 +60,20 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
         core = Core(config, device, moving, disk, threading.RLock(), time.monotonic)
         cache = Cache(core)
         cache.on_close(stack.pop_all().close)
+        _opened.add(cache)
         return cache
+
+
+_opened: weakref.WeakSet[Cache] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child must not touch its parent's caches: their threads are gone, their lock may be held for ever."""
+    for cache in _opened:
+        cache.disown()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _device(config: Config) -> Device:
