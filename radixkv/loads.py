@@ -194,7 +194,6 @@ class Loads:
     def _deliver(self, read: Read, slot: int, *, staging: bool) -> None:
         waiters, read.waiters = read.waiters, []
         for waiter, part in waiters:
-            part.pending = False
             self._give(waiter, part, slot, staging=staging)
 
     def _fail(self, read: Read) -> None:
@@ -219,6 +218,7 @@ class Loads:
         core.pool.hold(pages, write=True, load=True)
         (core.staging if staging else core.slots).pin(slot)
         record.busy += 1
+        part.pending = False  # only now: a part that fails is still counted as one that is waited for
         waiter.part_ready(part)
 
     def _loaded(self, flight: Flight, done: Done) -> None:
