@@ -142,9 +142,11 @@ class Stores:
         parent = None
         if index:
             result = self.store_chunks(node, index - 1)
+            if result is not Result.STORED:
+                return result
             parent = tree.record(node, index - 1)
-            if parent is None or result is not Result.STORED:
-                return Result.GONE if parent is None else result
+            if parent is None:
+                return Result.GONE
         record = self._short_at(node, index, end, tail)
         if record is None:
             record = tree.attach(ChunkRecord(parent, index, end, tail, node, short=True))
