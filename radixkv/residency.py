@@ -138,15 +138,23 @@ class Residency:
     # leaving a tier
 
     def drop(self, record: ChunkRecord, tier: int) -> None:
-        """The record leaves the tier (victim, lost, covered). Copies in flight keep their slot until they end."""
+        """The record leaves the tier (victim, lost, covered), and with it what waits for it to become readable.
+
+        Copies in flight keep their slot until they end.
+        """
+        leaving = [record] if record.tiers[tier].state else []
+        while leaving:
+            record = leaving.pop()
+            self._leave(record, tier)
+            leaving += [child for child in self.landed[tier] if child.parent is record]
+
+    def _leave(self, record: ChunkRecord, tier: int) -> None:
         residence, core = record.tiers[tier], self.core
-        if not residence.state:
-            return
         if residence.state is State.LANDED:
             self.landed[tier].remove(record)
         residence.state, residence.plan = State.NONE, 0
         self.chunks[tier] -= 1
-        record.busy += 1  # not forgotten before its parent and children are told
+        record.busy += 1  # not forgotten before its parent is told
         if tier == HOST:
             core.slots.free(record.slot)
             record.slot = -1
@@ -159,8 +167,6 @@ class Residency:
         if residence.children:
             self.holes[tier][record] = None
         self.unclaim_parent(record, tier)
-        for child in [r for r in self.landed[tier] if r.parent is record]:
-            self.drop(child, tier)
         record.busy -= 1
         self.idle(record)
 
