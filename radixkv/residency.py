@@ -354,6 +354,7 @@ class Residency:
         core, tree = self.core, self.tree
         assert record.key is not None
         self.deleting.pop(record.key, None)
+        self.disk_used -= self.strays.pop(record.key, 0)  # what stands under this key is replaced
         root = tree.root_of(record.node)
         if not root.named:
             root.named = self._name(root.key, root.namespace.parts() if root.namespace is not None else {})
