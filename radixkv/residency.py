@@ -185,10 +185,16 @@ class Residency:
         if not record.tiers[HOST].state and not record.tiers[DISK].state:
             self.tree.prune(record.node.at(record.end))
 
-    def _delete(self, sizes: dict[bytes, int]) -> None:
-        """Delete stored keys. Those whose delete fails are strays from then on: they still take room."""
+    def _delete(self, sizes: dict[bytes, int]) -> bool:
+        """Delete stored keys. Those whose delete is refused (False) or fails are strays from then on: they still take
+        room.
+        """
         self.deleting.update(sizes)
-        self.core.submit(Flight(DeletePlan(self.core.plan_id(), tuple(sizes)), self._deleted))
+        flight = Flight(DeletePlan(self.core.plan_id(), tuple(sizes)), self._deleted)
+        if self.core.submit(flight):
+            return True
+        self._deleted(flight, Done(flight.plan.id, Outcome.REFUSED))
+        return False
 
     def _deleted(self, flight: Flight, done: Done) -> None:
         assert isinstance(flight.plan, DeletePlan)
@@ -259,7 +265,8 @@ class Residency:
             if self.strays:
                 key, size = self.strays.popitem()
                 self.disk_used -= size
-                self._delete({key: size})
+                if not self._delete({key: size}):
+                    return False
                 continue
             victim = self._far_side(DISK) or self._disk_victim()
             if victim is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from radixkv.plan import DeletePlan
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, LoadPlan, ReadPlan, prompt
+from tests.harness.driver import DISK, NS, LoadPlan, ReadPlan, prompt
 
 
 @pytest.mark.parametrize("order", [0, -1])
@@ -21,3 +22,43 @@ def test_a_load_refused_after_its_read_shortens_the_lease(drive: Drive, order: i
     assert session.lease.settled and session.lease.cached_tokens == 0
     session.wait().fill()
     d.check()
+
+
+def test_a_delete_that_is_refused_leaves_a_stray(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(100))
+    used = d.stats.disk_used_bytes
+    d.mover.refuse = {DeletePlan}
+    d.cache.clear(tier="disk")
+    d.check()
+    assert d.look(prompt(100)) == (0, 0, 0) and d.stats.disk_used_bytes == used
+    d.mover.refuse = set()
+    d.cache.clear(tier="disk")
+    d.drain()
+    d.check()
+    assert d.stats.disk_used_bytes == 0
+
+
+def test_a_full_disk_whose_deletes_are_refused_takes_nothing(drive: Drive) -> None:
+    d = drive(disk_bytes=512 << 10, host_chunks=8)
+    for kind in range(20):
+        d.run(prompt(64, kind))
+        d.cache.demote(NS, prompt(64, kind), to="disk")
+        d.drain()
+    assert d.stats.disk_evicted > 0
+    d.mover.refuse = {DeletePlan}
+    for kind in range(20, 24):
+        d.run(prompt(64, kind))
+        d.drain()
+        d.cache.demote(NS, prompt(64, kind), to="disk")
+        d.drain()
+        d.check()
+    d.mover.refuse = set()
+    d.run(prompt(64, 30))
+    d.drain()
+    d.cache.demote(NS, prompt(64, 30), to="disk")
+    d.drain()
+    d.check()
+    d.evict_all()
+    d.cache.clear(tier="host")
+    assert d.look(prompt(64, 30)) == (0, 0, 64)
