@@ -52,6 +52,7 @@ class Loads:
         self.residency = residency
         self.core = residency.core
         self.waiting: deque[Read] = deque()
+        self.refused: list[Flight] = []  # loads that failed and that the movers did not take again
 
     def hold(self, parts: list[Part]) -> None:
         """Keep records and host slots of a plan from becoming victims, before any room is made for it."""
@@ -101,7 +102,10 @@ class Loads:
         record.read.waiters.append((waiter, part))
 
     def start_waiting(self) -> None:
-        """Start reads, in order, while there are buffers for them."""
+        """Start reads, in order, while there are buffers for them; before them, loads that must be done again."""
+        again, self.refused = self.refused, []
+        for flight in again:
+            self._load_again(flight)
         while self.waiting:
             read = self.waiting.popleft()
             read.started = True
@@ -221,13 +225,18 @@ class Loads:
         part.pending = False  # only now: a part that fails is still counted as one that is waited for
         waiter.part_ready(part)
 
+    def _load_again(self, flight: Flight) -> None:
+        if not self.core.submit(flight):
+            self.core.flights[flight.plan.id] = flight  # still under way: what it holds stays held
+            self.refused.append(flight)
+
     def _loaded(self, flight: Flight, done: Done) -> None:
         plan, record, core = flight.plan, flight.record, self.core
         assert isinstance(plan, LoadPlan) and record is not None and flight.pages is not None
         if done.outcome is not Outcome.OK:
             # the pages may be in the tree already: nobody may read them until a copy has worked
             core.counters.load_failures += 1
-            core.submit(flight)
+            self._load_again(flight)
             return
         core.pool.unhold(flight.pages, write=True, load=True)
         (core.staging if plan.staging else core.slots).unpin(plan.slot)

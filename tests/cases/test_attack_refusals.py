@@ -6,7 +6,7 @@ import pytest
 
 from radixkv.plan import DeletePlan
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, NS, LoadPlan, ReadPlan, prompt
+from tests.harness.driver import DISK, NS, LoadPlan, Outcome, ReadPlan, prompt
 
 
 @pytest.mark.parametrize("order", [0, -1])
@@ -62,3 +62,19 @@ def test_a_full_disk_whose_deletes_are_refused_takes_nothing(drive: Drive) -> No
     d.evict_all()
     d.cache.clear(tier="host")
     assert d.look(prompt(64, 30)) == (0, 0, 64)
+
+
+def test_a_failed_load_that_is_refused_is_done_again_later(drive: Drive) -> None:
+    d = drive()
+    d.to_host(prompt(64))
+    session = d.lease(prompt(65), fill=False)
+    d.mover.refuse = {LoadPlan}
+    d.finish(d.copies(LoadPlan)[0], Outcome.ERROR)
+    d.check()
+    d.cache.tick()
+    assert not session.lease.ready and d.stats.in_flight == 1
+    d.mover.refuse = set()
+    d.drain()
+    assert session.lease.ready
+    session.fill()
+    d.check()
