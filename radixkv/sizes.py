@@ -21,19 +21,21 @@ class Sizes:
 
 
 def measure(tree: PrefixTree, readable: Callable[[ChunkRecord], bool]) -> Sizes:
-    """Walk all nodes, children before parents: a chunk's record at a node also stands for its pages above that node."""
+    """Walk all nodes, children before parents: a chunk's record at a node also stands for its pages above that node.
+    Then parents before children: what lies beyond a gap in every tier is not counted.
+    """
     device = unique = pinned = 0
     for root in tree.all_roots():
+        nodes = list(tree.nodes(root))
         reach: dict[int, int] = {}  # node id -> first page that a record below reaches up to
+        reached: dict[int, tuple[int, list[ChunkRecord]]] = {}  # node id -> end of what it has without a gap; records
         held: set[int] = set()  # nodes with a pin below them
-        for node in reversed(list(tree.nodes(root))):
+        for node in reversed(nodes):
             records = [r for r in (*(node.records or ()), *(node.shorts or ())) if readable(r)]
-            end = max([node.resident_end, *(r.end for r in records)])
-            first = min([reach.get(id(node), node.end), *(r.index * tree.chunk_pages for r in records)])
-            if reach.get(id(node), node.end) < node.end:
-                end = node.end
+            below = reach.get(id(node), node.end)
+            first = min([below, *(r.index * tree.chunk_pages for r in records)])
+            reached[id(node)] = _reached(node, records, below, tree.chunk_pages), records
             device += node.resident * tree.page_tokens + sum(len(t.edge) >> 2 for t in node.tails or ())
-            unique += (end - node.start) * tree.page_tokens + _tail_tokens(node, records)
             if id(node) in held:
                 pinned += node.resident
             elif node.pins:
@@ -43,7 +45,28 @@ def measure(tree: PrefixTree, readable: Callable[[ChunkRecord], bool]) -> Sizes:
                 reach[parent] = min(reach.get(parent, node.parent.end), first)
                 if node.pins or id(node) in held:
                     held.add(parent)
+        cut_off: set[int] = set()
+        for node in nodes:
+            end, records = reached[id(node)]
+            if node.parent is not None and id(node.parent) in cut_off:
+                cut_off.add(id(node))
+                continue
+            unique += (end - node.start) * tree.page_tokens
+            if end == node.end:
+                unique += _tail_tokens(node, records)
+            else:
+                cut_off.add(id(node))
     return Sizes(device, unique, pinned)
+
+
+def _reached(node: Node, records: list[ChunkRecord], below: int, chunk_pages: int) -> int:
+    """How far from the node's start on some tier has every page."""
+    end = node.resident_end
+    for record in sorted(records, key=lambda r: (r.index, r.end)):
+        if record.index * chunk_pages > end:
+            break
+        end = max(end, record.end)
+    return node.end if below <= end else end
 
 
 def _tail_tokens(node: Node, records: list[ChunkRecord]) -> int:
