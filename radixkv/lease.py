@@ -81,7 +81,8 @@ class Lease(Loading):
         skip the write.
 
         A page somebody relies on past its fill is copied first, on ``stream``. Raises OutOfPages, changing nothing;
-        LeaseNotSettled; LeaseClosed; ValueError for a negative n.
+        LeaseNotSettled, also while a load still writes the page to be copied (``wait`` ends that); LeaseClosed;
+        ValueError for a negative n.
         """
         with self._plane.lock:
             self._check_open()
@@ -92,6 +93,8 @@ class Lease(Loading):
             position, end = self.length + skip, self.length + n
             entry, offset = divmod(position, size)
             copy = n > skip and entry < self._entries and int(pool.fill[self._table[entry]]) > offset
+            if copy and pool.n_incoming and pool.incoming[self._table[entry]]:
+                raise LeaseNotSettled("a load still writes the page this append has to copy: call wait first")
             need = max(0, -(-end // size) - self._entries) + copy
             if need:
                 pages = self._take(need)
