@@ -80,7 +80,8 @@ class Restore:
                 continue  # given up as a stray meanwhile
             record = self._place(root, parent, row)
             placed += 1
-            todo += [(record, below) for below in self.orphans.pop(row.key, ())]
+            if not record.short:  # of chunks of another size, in a namespace that has no name: they stay strays
+                todo += [(record, below) for below in self.orphans.pop(row.key, ())]
         return placed
 
     def _place(self, root: Root, parent: ChunkRecord | None, row: IndexRow) -> ChunkRecord:
