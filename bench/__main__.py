@@ -1,9 +1,40 @@
-"""Run every measurement in turn."""
+"""``python -m bench [NAME [options]]``: one measurement, or without a name all that need no model.
+
+chunk_key, control_plane: what their names say. index: the index beside its yardsticks. chat_replay: multi-turn chat on a
+model. Each takes ``--help`` where it has options.
+"""
 
 from __future__ import annotations
 
-from bench import chunk_key, control_plane
+import sys
+from importlib import import_module
+
+ALL = ("chunk_key", "control_plane", "index")
+NAMES = (*ALL, "chat_replay")
+
+
+def main(arguments: list[str]) -> int:
+    """Run what is asked for. Returns the exit code."""
+    if not arguments:
+        for name in ALL:
+            print(f"== {name}")
+            _run(name, [])
+        return 0
+    name, *rest = arguments
+    if name not in NAMES:
+        print(__doc__ if name in ("-h", "--help") else f"{name!r} is not one of {', '.join(NAMES)}", file=sys.stderr)
+        return 0 if name in ("-h", "--help") else 2
+    _run(name, rest)
+    return 0
+
+
+def _run(name: str, options: list[str]) -> None:
+    module = import_module(f"bench.{name}")
+    if name in ("chunk_key", "control_plane"):
+        module.main()
+    else:
+        module.main(options)
+
 
 if __name__ == "__main__":
-    chunk_key.main()
-    control_plane.main()
+    sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,6 @@ real chat service. Tokens are int32 arrays.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,11 +100,9 @@ def trace(blocks: Sequence[Sequence[int]], limit: int = 3000) -> Requests:
 
 def mooncake(path: Path) -> list[list[int]]:
     """Block ids of each request of a Mooncake trace (``.jsonl`` or ``.jsonl.zst``)."""
-    with path.open("rb") as raw:
-        if path.suffix == ".zst":
-            import zstandard
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        import zstandard
 
-            text = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(raw), "utf-8")
-        else:
-            text = io.TextIOWrapper(raw, "utf-8")
-        return [json.loads(line)["hash_ids"] for line in text if line.strip()]
+        data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    return [json.loads(line)["hash_ids"] for line in data.splitlines()]
