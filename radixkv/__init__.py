@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from radixkv.lease import Lease as Lease
     from radixkv.loading import Hit as Hit
     from radixkv.match import Match as Match
+    from radixkv.media import Span as Span
+    from radixkv.prefetch import Job as Job
     from radixkv.stats import Stats as Stats
     from radixkv.wiring import open as open
 
@@ -50,6 +52,8 @@ _EXPORTS = {
     "Lease": "lease",
     "Hit": "loading",
     "Match": "match",
+    "Span": "media",
+    "Job": "prefetch",
     "Cleared": "clear",
     "Stats": "stats",
     **dict.fromkeys(

@@ -6,6 +6,7 @@ import numpy as np
 
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
+from radixkv.holding import Said
 from radixkv.keys import Namespace
 from radixkv.lease import Lease
 from radixkv.loading import Purpose
@@ -14,21 +15,29 @@ from radixkv.node import Node, Root, Tail
 from radixkv.plane import EAGER_STORES, Plane
 
 
-def acquire(plane: Plane, namespace: Namespace, key: bytes, reserve: int, purpose: Purpose = Purpose.REQUEST) -> Lease:
+def acquire(
+    plane: Plane,
+    namespace: Namespace,
+    key: bytes,
+    reserve: int,
+    purpose: Purpose = Purpose.REQUEST,
+    said: Said | None = None,
+) -> Lease:
     """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. Raises
     OutOfPages, taking nothing.
     """
     core, tree = plane.core, plane.tree
     plane.drain()
     root = tree.root(namespace, core.storage)
-    found = find(tree, root, key, core.config.policy.min_partial_tokens)
+    known = key if said is None or said.limit is None else key[: 4 * said.limit]
+    found = find(tree, root, known, core.config.policy.min_partial_tokens)
     covered = found.device_tokens(tree.page_tokens)
     parts: list[Part] = []
-    if tree.n_records and covered < len(key) >> 2:
-        parts, covered = cover(plane.residency, root, found, key, covered)
+    if tree.n_records and covered < len(known) >> 2:
+        parts, covered = cover(plane.residency, root, found, known, covered)
         if parts:
             found.partial, found.partial_tokens = None, 0
-    lease = Lease(plane, root, namespace, key)
+    lease = Lease(plane, root, namespace, key, said)
     device_tokens = found.device_tokens(tree.page_tokens)
     lease.adopt(*_take_path(plane, root, found), device_tokens=device_tokens, covered=covered, purpose=purpose)
     plane.opened(lease)

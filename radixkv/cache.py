@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,11 +16,13 @@ from radixkv.core import Core, host_chunks
 from radixkv.coverage import cover, host_tokens
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.evict import evict
+from radixkv.holding import Said
 from radixkv.keys import Namespace, as_tokens
 from radixkv.layout import KVLayout
 from radixkv.lease import Lease
 from radixkv.loading import Purpose
 from radixkv.match import Match, find
+from radixkv.media import Span
 from radixkv.node import DISK, HOST
 from radixkv.plane import Plane
 from radixkv.prefetch import Job, prefetch
@@ -73,39 +75,55 @@ class Cache:
         """What executes the plans."""
         return self._plane.core.mover
 
-    def lookup(self, namespace: Namespace, tokens: Any) -> Match:
+    def lookup(self, namespace: Namespace, tokens: Any, media: Sequence[Span] = ()) -> Match:
         """What the tiers have of a prompt. Pins nothing, splits nothing, stamps nothing: by the time of ``acquire`` it
         may be less.
         """
-        key = as_tokens(tokens).tobytes()
-        n = len(key) >> 2
+        prompt = as_tokens(tokens)
+        n = len(prompt)
         with self._lock:
             plane = self._plane
             self._check_open()
+            key, limit = plane.core.media.key(prompt, media)
+            if limit < n:
+                key = key[: 4 * limit]
             root = plane.tree.peek(namespace, plane.core.storage)
-            if root is None or not n:
+            if root is None or not limit:
                 return Match(0, 0, 0, 0, 0)
             found = find(plane.tree, root, key, plane.core.config.policy.min_partial_tokens)
             device = host = covered = found.device_tokens(plane.tree.page_tokens)
-            if plane.tree.n_records and device < n:
+            if plane.tree.n_records and device < limit:
                 parts, covered = cover(plane.residency, root, found, key, device)
                 host = host_tokens(parts, found, plane.tree.page_tokens, device, covered)
         return Match(device, host, covered, covered, min(covered, n - 1))
 
-    def acquire(self, namespace: Namespace, tokens: Any, reserve_tokens: int = 0, *, resume: bool = False) -> Lease:
+    def acquire(
+        self,
+        namespace: Namespace,
+        tokens: Any,
+        media: Sequence[Span] = (),
+        reserve_tokens: int = 0,
+        resume: bool = False,
+    ) -> Lease:
         """A lease on a prompt: its cached prefix pinned, pages taken, loads on their way; returns at once, all or
         nothing.
 
+        media: spans of placeholder tokens, in order; a span without digest ends what is matched and stored.
         reserve_tokens: tokens beyond the prompt whose pages are set aside now (0: pages are taken by ``append``).
         resume: a preempted request comes back; its hits are its own KV, and are counted apart. Raises OutOfPages
         (nothing taken), InvalidTokens, ConfigError for a bad count.
         """
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
-        key = as_tokens(tokens).tobytes()
+        prompt = as_tokens(tokens)
         with self._lock:
             self._check_open()
-            return acquire(self._plane, namespace, key, reserve_tokens, Purpose.RESUME if resume else Purpose.REQUEST)
+            purpose = Purpose.RESUME if resume else Purpose.REQUEST
+            if not media:
+                return acquire(self._plane, namespace, prompt.tobytes(), reserve_tokens, purpose)
+            key, limit = self._plane.core.media.key(prompt, media)
+            said = Said(prompt.tobytes(), limit if limit < len(prompt) else None)
+            return acquire(self._plane, namespace, key, reserve_tokens, purpose, said)
 
     def evict(self, pages: int) -> int:
         """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from radixkv.config import Config
 from radixkv.evict import evict, unblock
+from radixkv.media import MediaTable
 from radixkv.node import ChunkRecord
 from radixkv.plan import Done, Plan
 from radixkv.policy import POLICIES
@@ -67,6 +68,7 @@ class Core:
         self.staging = HostSlots(config.host.staging_chunks if config.host.capacity_bytes else 0, layout.chunk_tokens)
         self.storage = (*layout.storage_parts(), *config.shard.parts())
         self.counters = Counters()
+        self.media = MediaTable()
         self.flights: dict[int, Flight] = {}
         self.fences: deque[tuple[Fence, PageIds, bool]] = deque()
         self.last_plan = 0

@@ -168,6 +168,7 @@ class Executor:
             last_use=plan.last_use,
             raw_bytes=tokens * self._token_bytes,
             stored_bytes=0,
+            media=plan.media,
         )
         return WriteItem(row, self._view(plan.staging, plan.slot, tokens))
 

@@ -26,6 +26,16 @@ class Held:
     pages: tuple[PageIds, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A prompt with media as the engine says it: its token bytes, placeholders as they are; limit: tokens before a span
+    of unknown content, from which on nothing is matched or stored (None: there is none).
+    """
+
+    tokens: bytes
+    limit: int | None
+
+
 class Holding:
     """Pages up to ``_depth`` are the tree's, protected by one pin at (``_node``, ``_depth``); those of the block table
     past it, duplicates of pages the tree already had, and reserved pages are held by ref count.
@@ -40,6 +50,7 @@ class Holding:
         "_key",
         "_node",
         "_plane",
+        "_said",
         "_root",
         "_spare",
         "_table",
@@ -49,8 +60,9 @@ class Holding:
         "prompt_tokens",
     )
 
-    def __init__(self, plane: Plane, root: Root, namespace: Namespace, key: bytes) -> None:
+    def __init__(self, plane: Plane, root: Root, namespace: Namespace, key: bytes, said: Said | None = None) -> None:
         self._plane = plane
+        self._said = said
         self._root = root
         self._key = key  # the prompt's tokens
         self._node: Node = root

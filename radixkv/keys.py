@@ -94,14 +94,15 @@ def root_key(namespace: bytes, storage: Sequence[tuple[str, str]]) -> ChunkKey:
 _CHUNK_TAG = b"radixkv.chunk.1\0"
 
 
-def chunk_key(parent: bytes, tokens: bytes) -> ChunkKey:
-    """The key of the chunk that holds ``tokens`` (int32 bytes) after ``parent`` (32 bytes; the namespace's root key for
-    a first chunk).
+def chunk_key(parent: bytes, tokens: bytes, media: bytes = b"") -> ChunkKey:
+    """The key of the chunk that holds ``tokens`` (int32 bytes) and ``media`` entries after ``parent`` (32 bytes; the
+    namespace's root key for a first chunk).
 
-    Injective framing: the tag and the parent have fixed lengths, and the token count stands before the tokens.
+    Injective framing: the tag and the parent have fixed lengths, the token count stands before the tokens, and media
+    entries (of one size) come last.
     """
     return ChunkKey(
-        hashlib.sha256(b"".join((_CHUNK_TAG, parent, struct.pack("<I", len(tokens) >> 2), tokens))).digest()
+        hashlib.sha256(b"".join((_CHUNK_TAG, parent, struct.pack("<I", len(tokens) >> 2), tokens, media))).digest()
     )
 
 

@@ -157,7 +157,7 @@ class Lease(Loading):
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
             data = array.tobytes()
-            self._check_prompt(data, first)
+            data = self._check_prompt(data, first)
             plane.drain()
             if last == first:
                 return
@@ -166,15 +166,26 @@ class Lease(Loading):
             self.committed = last
             if fence is not None and not fence.done():
                 plane.core.add_fence(fence, self._table[first // size : -(-last // size)].copy())
-            if last // size > self._depth:
-                self._publish(last // size)
+            known = self._known(last) // size
+            if known > self._depth:
+                self._publish(known)
 
-    def _check_prompt(self, data: bytes, first: int) -> None:
-        prompt = self._key[4 * first : 4 * first + len(data)]
+    def _known(self, end: int) -> int:
+        """Leading tokens, of ``end``, that stand before media of unknown content."""
+        said = self._said
+        return end if said is None or said.limit is None else min(end, said.limit)
+
+    def _check_prompt(self, data: bytes, first: int) -> bytes:
+        """Match-key bytes of committed tokens, which below the prompt's end must be the prompt's."""
+        said = self._key if self._said is None else self._said.tokens
+        prompt = said[4 * first : 4 * first + len(data)]
         if prompt and not data.startswith(prompt):
             a, b = np.frombuffer(data, np.int32, len(prompt) >> 2), np.frombuffer(prompt, np.int32)
             at = int((a != b).argmax())
             raise InvalidTokens(f"token {int(a[at])} at position {first + at} is not the prompt's {int(b[at])}")
+        if self._said is None:
+            return data
+        return self._key[4 * first : 4 * first + len(prompt)] + data[len(prompt) :]
 
     def fork(self) -> Lease:
         """Another lease on the same tokens; pages are shared until one of the two writes. Raises LeaseNotSettled,
@@ -183,7 +194,7 @@ class Lease(Loading):
         plane = self._plane
         with plane.lock:
             self._check_open()
-            twin = Lease(plane, self._root, self.namespace, self._key)
+            twin = Lease(plane, self._root, self.namespace, self._key, self._said)
             twin._node = self._node.at(self._depth)
             twin._depth = self._depth
             twin._node.pin(twin._depth)
@@ -230,6 +241,7 @@ class Lease(Loading):
 
     def _end(self, end: int, fence: Fence | None) -> None:
         plane = self._plane
+        end = self._known(end)
         size, tree = plane.tree.page_tokens, plane.tree
         if fence is not None and not fence.done():
             self._fence_rest(fence)

@@ -9,7 +9,7 @@ import numpy as np
 
 from radixkv.coverage import Part
 from radixkv.errors import OutOfPages
-from radixkv.holding import Holding
+from radixkv.holding import Holding, Said
 from radixkv.keys import Namespace
 from radixkv.node import Node, Root
 from radixkv.plane import Plane
@@ -49,8 +49,8 @@ class Loading(Holding):
         "length",
     )
 
-    def __init__(self, plane: Plane, root: Root, namespace: Namespace, key: bytes) -> None:
-        super().__init__(plane, root, namespace, key)
+    def __init__(self, plane: Plane, root: Root, namespace: Namespace, key: bytes, said: Said | None = None) -> None:
+        super().__init__(plane, root, namespace, key, said)
         self._have = 0  # tokens whose KV is there: one more than cached_tokens on a full hit
         self._matched = 0  # tokens that were cached when the lease settled: not its to take back
         self._parts: list[Part] = []

@@ -73,6 +73,7 @@ class WritePlan(_Plan, frozen=True, tag="write", gc=False):
     tokens: bytes
     last_use: int
     staging: bool = False
+    media: bytes = b""
 
 
 class DeletePlan(_Plan, frozen=True, tag="delete", gc=False):

@@ -90,8 +90,8 @@ class IndexRow(msgspec.Struct, frozen=True, gc=False):
     """What a keyed tier's index says of one chunk: enough to rebuild the tree without reading payloads.
 
     key, parent, root: 32-byte digests (a first chunk's parent is its root). tokens: the chunk's own tokens, int32
-    bytes; fewer than a whole chunk in a short record. last_use: logical counter. raw_bytes: payload before compression.
-    stored_bytes: bytes it takes of the cap.
+    bytes; fewer than a whole chunk in a short record. media: runs of placeholders, entries of ``radixkv.media``.
+    last_use: logical counter. raw_bytes: payload before compression. stored_bytes: bytes it takes of the cap.
     """
 
     key: bytes
@@ -101,6 +101,7 @@ class IndexRow(msgspec.Struct, frozen=True, gc=False):
     last_use: int
     raw_bytes: int
     stored_bytes: int
+    media: bytes = b""
 
 
 class WriteItem(msgspec.Struct, frozen=True):

@@ -349,7 +349,8 @@ class Residency:
             self.unclaim_parent(record, DISK)
             return False
         if record.key is None:
-            record.key = chunk_key(self.tree.storage_parent(record), self.tree.record_tokens(record))
+            parent, data = self.tree.storage_parent(record), self.tree.record_tokens(record)
+            record.key = chunk_key(parent, *core.media.stored(data))
         self.begin(record, DISK, plan)
         record.disk_bytes = need
         self.disk_used += need
@@ -365,8 +366,9 @@ class Residency:
         root = tree.root_of(record.node)
         if not root.named:
             root.named = self._name(root.key, root.namespace.parts() if root.namespace is not None else {})
-        parent, tokens, use = tree.storage_parent(record), tree.record_tokens(record), tree.record_use(record)
-        plan = WritePlan(core.plan_id(), slot, record.key, parent, root.key, tokens, use, staging)
+        parent, use = tree.storage_parent(record), tree.record_use(record)
+        tokens, media = core.media.stored(tree.record_tokens(record))
+        plan = WritePlan(core.plan_id(), slot, record.key, parent, root.key, tokens, use, staging, media)
         if not core.submit(Flight(plan, self._written, record)):
             core.counters.write_refused += 1
             self.drop(record, DISK)

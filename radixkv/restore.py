@@ -61,7 +61,7 @@ class Restore:
             0 < tokens <= layout.chunk_tokens
             and len(row.tokens) % 4 == 0
             and row.raw_bytes == tokens * layout.token_bytes
-            and row.key == chunk_key(row.parent, row.tokens)
+            and row.key == chunk_key(row.parent, row.tokens, row.media)
         )
 
     def _came_back(self, record: ChunkRecord) -> None:
@@ -91,11 +91,12 @@ class Restore:
         pages = tokens // tree.page_tokens
         cut = pages * tree.page_bytes
         depth = index * tree.chunk_pages
+        key = self.residency.core.media.restored(row.tokens, row.media)
         node: Node = root if parent is None else parent.node.at(parent.end)
         if pages:
-            node, _ = tree.insert(node, depth, row.tokens[:cut], None, row.last_use)
+            node, _ = tree.insert(node, depth, key[:cut], None, row.last_use)
         record = self._record(
-            node, parent, index, depth + pages, row.tokens[cut:], whole=tokens == tree.chunk_pages * tree.page_tokens
+            node, parent, index, depth + pages, key[cut:], whole=tokens == tree.chunk_pages * tree.page_tokens
         )
         residence = record.tiers[DISK]
         if residence.state is State.NONE:

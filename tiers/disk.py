@@ -253,7 +253,7 @@ class DiskTier:
         if len(payload) != row.raw_bytes or len(row.key) != KEY_BYTES:
             raise ValueError(f"{len(payload)} payload bytes, not {row.raw_bytes}, or a key of {len(row.key)} bytes")
         record = pack_record(row.key, row.root, len(row.tokens) // TOKEN_BYTES, self._item_bytes, payload)
-        stored = Row(row.parent, row.root, row.tokens, row.last_use, row.raw_bytes, record.nbytes)
+        stored = Row(row.parent, row.root, row.tokens, row.last_use, row.raw_bytes, record.nbytes, row.media)
         return Put(position, row.key, stored, record)
 
     def _delete_most(self, keys: list[bytes]) -> list[bytes]:

@@ -1,8 +1,8 @@
 """Index rows of the disk tier: what a restart needs to rebuild the tree, each row with a checksum of its own.
 
-Row, little endian: format version u16, zero u16, token count u32, last use u64, raw bytes u64, record bytes u64,
-parent key, root key, the tokens (int32), and an XXH3-128 checksum over the chunk key (the row's own key) and
-everything before it.
+Row, little endian: format version u16, count of media entries u16, token count u32, last use u64, raw bytes u64, record
+bytes u64, parent key, root key, the tokens (int32), the media entries, and an XXH3-128 checksum over the chunk key (the
+row's own key) and everything before it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import struct
 import msgspec
 import xxhash
 
+from radixkv.media import ENTRY_BYTES
 from radixkv.protocols import IndexRow
 from radixkv.tiers.space import record_cost, segment_count
 from radixkv.types import TOKEN_BYTES
@@ -21,9 +22,9 @@ _FIXED = struct.Struct("<HHIQQQ32s32s")
 _CHECKSUM_BYTES = 16
 
 
-def row_bytes(tokens: int) -> int:
-    """Bytes of the row of a chunk of ``tokens`` tokens."""
-    return _FIXED.size + tokens * TOKEN_BYTES + _CHECKSUM_BYTES
+def row_bytes(tokens: int, media_bytes: int = 0) -> int:
+    """Bytes of the row of a chunk of ``tokens`` tokens and ``media_bytes`` of media entries."""
+    return _FIXED.size + tokens * TOKEN_BYTES + media_bytes + _CHECKSUM_BYTES
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -35,11 +36,12 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     last_use: int
     raw_bytes: int
     record_bytes: int
+    media: bytes = b""
 
     @property
     def cost(self) -> int:
         """Bytes that record and row take of the cap."""
-        return record_cost(self.record_bytes, row_bytes(len(self.tokens) // TOKEN_BYTES))
+        return record_cost(self.record_bytes, row_bytes(len(self.tokens) // TOKEN_BYTES, len(self.media)))
 
     @property
     def segments(self) -> int:
@@ -47,16 +49,20 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         return segment_count(self.record_bytes)
 
     def same_chunk(self, other: Row) -> bool:
-        """Whether both rows name one chunk: same tokens after the same parent in the same namespace."""
-        return (self.tokens, self.parent, self.root) == (other.tokens, other.parent, other.root)
+        """Whether both rows name one chunk: same tokens and media after the same parent in the same namespace."""
+        mine, its = (
+            (self.tokens, self.media, self.parent, self.root),
+            (other.tokens, other.media, other.parent, other.root),
+        )
+        return mine == its
 
 
 def pack_row(key: bytes, row: Row) -> bytes:
     """The stored bytes of ``row`` under ``key``."""
     body = _FIXED.pack(
-        ROW_VERSION, 0, len(row.tokens) // TOKEN_BYTES,
+        ROW_VERSION, len(row.media) // ENTRY_BYTES, len(row.tokens) // TOKEN_BYTES,
         row.last_use, row.raw_bytes, row.record_bytes, row.parent, row.root,
-    ) + row.tokens  # fmt: skip
+    ) + row.tokens + row.media  # fmt: skip
     return body + xxhash.xxh3_128_digest(key + body)
 
 
@@ -64,10 +70,11 @@ def unpack_row(key: bytes, data: bytes) -> Row | None:
     """The row stored under ``key``; None where its checksum, version or length does not fit."""
     if len(data) < row_bytes(0) or xxhash.xxh3_128_digest(key + data[:-_CHECKSUM_BYTES]) != data[-_CHECKSUM_BYTES:]:
         return None
-    version, _, tokens, last_use, raw_bytes, record_bytes, parent, root = _FIXED.unpack_from(data)
-    if version != ROW_VERSION or len(data) != row_bytes(tokens):
+    version, media, tokens, last_use, raw_bytes, record_bytes, parent, root = _FIXED.unpack_from(data)
+    if version != ROW_VERSION or len(data) != row_bytes(tokens, media * ENTRY_BYTES):
         return None
-    return Row(parent, root, data[_FIXED.size : -_CHECKSUM_BYTES], last_use, raw_bytes, record_bytes)
+    end = _FIXED.size + tokens * TOKEN_BYTES
+    return Row(parent, root, data[_FIXED.size : end], last_use, raw_bytes, record_bytes, data[end:-_CHECKSUM_BYTES])
 
 
 def index_row(key: bytes, row: Row) -> IndexRow:
@@ -80,6 +87,7 @@ def index_row(key: bytes, row: Row) -> IndexRow:
         last_use=row.last_use,
         raw_bytes=row.raw_bytes,
         stored_bytes=row.cost,
+        media=row.media,
     )
 
 

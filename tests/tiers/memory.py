@@ -76,7 +76,12 @@ class MemoryTier:
         row, payload = item.row, bytes(item.payload)
         old = self._records.get(row.key)
         used = self.stats().used_bytes - (len(old[1]) if old else 0) + len(payload)
-        other = old is not None and (old[0].tokens, old[0].parent, old[0].root) != (row.tokens, row.parent, row.root)
+        other = old is not None and (old[0].tokens, old[0].media, old[0].parent, old[0].root) != (
+            row.tokens,
+            row.media,
+            row.parent,
+            row.root,
+        )
         if other or self.refuse_writes or used > self.capacity_bytes:
             self._refused += 1
             return Outcome.REFUSED, 0
