@@ -65,18 +65,21 @@ class Loading(Holding):
     @property
     def settled(self) -> bool:
         """Every byte it needs is in host memory or on the device, and verified: ``cached_tokens`` is final."""
-        return not self._pending
+        with self._plane.core.lock:  # another thread may be settling it: the block table changes after the last part
+            return not self._pending
 
     @property
     def ready(self) -> bool:
         """Settled, and no load still writes a page of the block table: ``wait`` would return at once."""
         pool = self._plane.pool
-        return not self._pending and not (pool.n_incoming and pool.incoming[self._table[: self._entries]].any())
+        with self._plane.core.lock:
+            return not self._pending and not (pool.n_incoming and pool.incoming[self._table[: self._entries]].any())
 
     @property
     def hit(self) -> Hit:
         """Where the cached tokens came from; provisional until settled."""
-        return self._hit or self._count_hit()
+        with self._plane.core.lock:
+            return self._hit or self._count_hit()
 
     @property
     def loading_tokens(self) -> int:
