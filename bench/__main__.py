@@ -1,7 +1,7 @@
 """``python -m bench [NAME [options]]``: one measurement, or without a name all that need no model.
 
-chunk_key, control_plane: what their names say. index: the index beside its yardsticks. chat_replay: multi-turn chat on a
-model. Each takes ``--help`` where it has options.
+chunk_key, control_plane: what their names say. index: the index beside its yardsticks. chat_replay: multi-turn chat on
+a real model. The last two have options: ``--help``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from bench import peers, workloads
 from bench.indexes import PAGE_TOKENS, CacheIndex, Index, Maker, PlainIndex
 from bench.peers import SglangRust
 from bench.report import FLOOR, judge, rules, table
-from bench.timing import Results, each, machine, quiet
+from bench.timing import Results, each, frozen, machine, quiet
 from radixkv.types import Tokens
 
 
@@ -243,14 +243,15 @@ class Run:
 def measure(sizes: Sizes, trace: Path | None, makers: Sequence[Maker]) -> Run:
     """Everything, in order."""
     run = Run(sizes, makers)
-    run.shared_prefix()
-    run.chats()
-    run.long_prompts()
-    if trace is not None:
-        run.trace(trace)
-    run.leaves()
-    run.decode()
-    run.memory()
+    with frozen():
+        run.shared_prefix()
+        run.chats()
+        run.long_prompts()
+        if trace is not None:
+            run.trace(trace)
+        run.leaves()
+        run.decode()
+        run.memory()
     return run
 
 
