@@ -161,16 +161,14 @@ class FaultyTier:
         touch: Sequence[tuple[bytes, int]] = (),
         names: Sequence[tuple[bytes, Names]] = (),
     ) -> list[tuple[Outcome, int]]:
-        """Write what no fault strikes. A batch that dies is carried out or not, as one; one with deletes is not, since
-        a delete without an answer would leave the gauges of the two sides apart.
-        """
+        """Write what no fault strikes. A batch whose writer dies is carried out or not, as one."""
         if self._quiet:
             return self.tier.write(items, delete, touch, names)
         if delete:
             self._full = False
         faults = self._draw(WRITE_FAULTS, [item.row.key for item in items])
         if Fault.DEATH in faults:
-            if items and not delete and self._toss():
+            if self._toss():
                 self._carry_out(items, delete, touch, names)
             raise WorkerDied("the writer of the tier")
         faults = faults[: len(items)]

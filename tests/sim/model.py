@@ -1,0 +1,95 @@
+"""What a lookup may say: bounds from a walk over everything the tiers have, by brute force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.keys import Namespace, root_key
+from radixkv.node import DISK, HOST, ChunkRecord, Node, State
+from tests.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Leading tokens of a prompt, (least, most), that the device, the host with it, and all tiers can give."""
+
+    device: tuple[int, int]
+    host: tuple[int, int]
+    all: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens [first, last) of the prompt that one record has. whole: a whole chunk, all of it."""
+
+    first: int
+    last: int
+    whole: bool
+    record: ChunkRecord
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """Tokens equal from the start on."""
+    n = min(len(a), len(b)) >> 2
+    while a[: 4 * n] != b[: 4 * n]:
+        n -= 1
+    return n
+
+
+def bounds(world: World, ns: Namespace, key: bytes) -> Bounds:
+    """Bounds for a prompt with token bytes ``key``."""
+    core, size, chunk = world.core, world.layout.page_tokens, world.layout.chunk_tokens
+    root = core.tree.roots.get(ns.digest) or core.tree.restored.get(root_key(ns.digest, core.storage))
+    device = 0
+    pieces: list[_Piece] = []
+    todo: list[tuple[Node, bytes]] = [(root, b"")] if root is not None else []
+    while todo:
+        node, before = todo.pop()
+        path = before + node.edge
+        if not key.startswith(before[: len(key)]):
+            continue
+        if node.pages:
+            device = max(device, _common(path[: node.resident_end * 4 * size], key))
+        for tail in node.tails or ():
+            device = max(device, _common(path + tail.edge, key))
+        for record in (*(node.records or ()), *(node.shorts or ())):
+            says = path[: record.end * 4 * size] + record.tail
+            common = _common(says, key)
+            first = record.index * chunk
+            if common > first:
+                pieces.append(_Piece(first, common, not record.short and common == first + chunk, record))
+        todo += [(child, path) for child in (node.children or {}).values()]
+    retries = core.config.policy.load_retries
+
+    def ready(piece: _Piece, *tiers: int) -> bool:
+        return any(piece.record.tiers[tier].state is State.READY for tier in tiers)
+
+    def readable(piece: _Piece, *tiers: int) -> bool:
+        return piece.record.failures < retries and ready(piece, *tiers)
+
+    return Bounds(
+        (device // size * size, device),
+        (device // size * size, _most(device, [p for p in pieces if ready(p, HOST)])),
+        (
+            _least(device // size * size, chunk, [p for p in pieces if readable(p, HOST, DISK)]),
+            _most(device, [p for p in pieces if ready(p, HOST, DISK)]),
+        ),
+    )
+
+
+def _most(device: int, pieces: list[_Piece]) -> int:
+    """As far as any pieces that touch one another reach."""
+    reach = device
+    for piece in sorted(pieces, key=lambda piece: piece.first):
+        if piece.first <= reach:
+            reach = max(reach, piece.last)
+    return reach
+
+
+def _least(device: int, chunk: int, pieces: list[_Piece]) -> int:
+    """As far as whole chunks go, one after the other."""
+    whole = {piece.first for piece in pieces if piece.whole}
+    reach = device
+    while reach // chunk * chunk in whole:
+        reach = (reach // chunk + 1) * chunk
+    return reach

@@ -1,0 +1,139 @@
+"""What engines ask for: about 30 prompts with shared prefixes, and the sessions that run them."""
+
+from __future__ import annotations
+
+import random
+
+from radixkv.errors import LeaseNotSettled, OutOfPages, RadixKVError
+from radixkv.keys import Namespace
+from tests.harness.session import Session
+from tests.sim.world import LOAD_TIMEOUT_S, SPACES, World
+
+PROMPTS = 30
+SESSIONS = 6
+FENCES = 4
+"""Fences open at a time: enough for races, few enough that copies still happen."""
+
+
+def draw_prompts(chance: random.Random, longest: int) -> list[list[int]]:
+    """Prompts of up to ``longest`` tokens: most go on where another one was cut."""
+    out: list[list[int]] = []
+    for _ in range(PROMPTS):
+        known = chance.choice(out) if out and chance.random() < 0.85 else []
+        stem = known[: chance.randint(0, len(known))]
+        more = [chance.randint(0, 2) for _ in range(chance.randint(1, max(1, longest // 2)))]
+        out.append((stem + more)[:longest])
+    return out
+
+
+class Requests:
+    """The engine's side of a simulation: opens, feeds and closes sessions, and holds each to its bounds."""
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.world = world
+        self.chance = chance
+        size, chunk = world.layout.page_tokens, world.layout.chunk_tokens
+        self.longest = max(2 * chunk, min(6 * chunk, world.setup.pages * size // 2))
+        self.prompts = draw_prompts(chance, self.longest)
+
+    # choices
+
+    def space(self) -> Namespace:
+        return SPACES[self.chance.random() < 0.2]
+
+    def prompt(self) -> list[int]:
+        """A prompt of the pool, at times cut or with an end of its own."""
+        tokens = self.chance.choice(self.prompts)
+        kind = self.chance.random()
+        if kind < 0.2:
+            return tokens[: self.chance.randint(0, len(tokens))]
+        if kind < 0.3:
+            return tokens + self.some()
+        return list(tokens)
+
+    def some(self) -> list[int]:
+        return [self.chance.randint(0, 2) for _ in range(self.chance.randint(1, self.world.layout.chunk_tokens))]
+
+    def session(self) -> Session | None:
+        return self.chance.choice(self.world.sessions) if self.world.sessions else None
+
+    def lag(self) -> bool:
+        return self.chance.random() < 0.3 and len(self.world.fences) < FENCES
+
+    # acts
+
+    def open(
+        self, tokens: list[int], ns: Namespace, *, fill: bool = True, commit: bool = True, reserve: int = 0
+    ) -> Session | None:
+        """A new session, its prompt computed if nothing has to be loaded first. None: too many, or out of pages."""
+        world = self.world
+        if len(world.sessions) >= SESSIONS:
+            return None
+        bound = min(world.common(tokens, ns), max(0, len(tokens) - 1))
+        try:
+            session = world.lease(tokens, ns, fill=False, reserve=reserve)
+        except OutOfPages:
+            return None
+        assert session.lease.cached_tokens <= bound, "more than was ever committed"
+        if not session.lease.settled:
+            self._refuses_work(session)
+        if fill:
+            self.fill(session, commit=commit)
+        return session
+
+    def _refuses_work(self, session: Session) -> None:
+        for act in (lambda: session.lease.append(1), lambda: session.lease.commit([]), session.lease.fork):
+            try:
+                act()
+            except LeaseNotSettled:
+                continue
+            except OutOfPages as error:
+                raise AssertionError("a lease that has not settled looks for pages") from error
+            raise AssertionError("a lease that has not settled takes work")
+
+    def wait(self, session: Session) -> bool:
+        """Block on simulated time until a lease is ready. False: closed, or a copy to the device hangs past the
+        deadline.
+        """
+        if session.lease.closed:
+            return False
+        clock = self.world.clock
+        start = clock.now
+        try:
+            session.lease.wait()
+        except RadixKVError:
+            assert clock.now - start >= LOAD_TIMEOUT_S, "given up before the deadline"
+            assert session.lease.settled, "at the deadline a lease settles for what is there"
+            return False
+        assert session.lease.ready
+        self._settled(session)
+        return True
+
+    def _settled(self, session: Session) -> None:
+        lease, hit = session.lease, session.lease.hit
+        assert hit.device_tokens + hit.host_tokens + hit.disk_tokens == lease.cached_tokens, "hits of the tiers"
+        bound = min(self.world.common(session.tokens, session.ns), max(0, lease.prompt_tokens - 1))
+        assert lease.cached_tokens <= bound, "more than was ever committed"
+
+    def fill(self, session: Session, more: list[int] | None = None, *, commit: bool = True) -> bool:
+        """Compute what is left of the prompt, and ``more`` after it. False: closed, not ready, or out of pages."""
+        lease = session.lease
+        if lease.closed or not lease.ready:
+            return False
+        length = lease.length
+        try:
+            session.decode(session.tokens[length:] + (more or []), commit=False)
+        except OutOfPages:
+            assert lease.length == length, "an append that fails changes nothing"
+            return False
+        if commit:
+            self.commit(session)
+        return True
+
+    def commit(self, session: Session, count: int | None = None) -> None:
+        if not session.lease.closed and session.lease.length > session.lease.committed:
+            self.world.land_later(session.commit(count, lag=self.lag()))
+
+    def close(self, session: Session, keep: int | None = None) -> None:
+        if not session.lease.closed:
+            self.world.land_later(session.close(keep, lag=self.lag()))

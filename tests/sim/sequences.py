@@ -1,0 +1,214 @@
+"""Directed sequences: what random steps line up too seldom. Between their parts the simulation audits everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from radixkv.plan import LoadPlan, Outcome, ReadPlan
+from tests.sim.requests import Requests
+
+Sequence = Callable[[Requests], Iterator[str]]
+
+
+def evict_regrow(sim: Requests) -> Iterator[str]:
+    """A path is evicted, whole or in part, and grown again, the same or another way."""
+    tokens, ns = sim.prompt(), sim.space()
+    session = sim.open(tokens, ns)
+    yield "grown"
+    if session is not None and session in sim.world.sessions:
+        sim.close(session)
+    yield "closed"
+    sim.world.cache.evict(sim.chance.choice([1, 3, sim.world.setup.pages]))
+    yield "evicted"
+    cut = sim.chance.randint(0, len(tokens))
+    sim.open(tokens[:cut] + (sim.some() if sim.chance.random() < 0.7 else tokens[cut:]), ns)
+    yield "grown again"
+
+
+def close_evict_commit(sim: Requests) -> Iterator[str]:
+    """One lease closes, its pages go, another one with the same prefix commits."""
+    tokens, ns = sim.prompt(), sim.space()
+    first, second = (sim.open(tokens, ns, commit=False) for _ in range(2))
+    yield "twins"
+    if first is not None and first.lease.ready and sim.chance.random() < 0.7:
+        sim.commit(first)
+        yield "committed"
+    if first is not None:
+        sim.close(first)
+    sim.world.cache.evict(sim.chance.choice([2, sim.world.setup.pages]))
+    yield "evicted"
+    if second is not None and second.lease.ready:
+        sim.fill(second, sim.some())
+    yield "the other committed"
+
+
+def siblings(sim: Requests) -> Iterator[str]:
+    """A fork and its origin write past the same half-filled page."""
+    session = sim.session() or sim.open(sim.prompt(), sim.space())
+    if session is None or not session.lease.ready or not sim.fill(session, commit=False):
+        return
+    other = session.fork()
+    pair = [session, other]
+    sim.chance.shuffle(pair)
+    yield "forked"
+    for one in pair:
+        sim.fill(one, sim.some(), commit=sim.chance.random() < 0.6)
+        yield "one wrote"
+    sim.close(pair[0], sim.chance.choice([None, None, 0, 3]))
+    yield "one closed"
+    sim.world.cache.evict(sim.chance.choice([0, 2, sim.world.setup.pages]))
+    sim.fill(pair[1], sim.some())
+    yield "the other went on"
+
+
+def page_by_page(sim: Requests) -> Iterator[str]:
+    """Decode token by token across page and chunk borders, one commit each, others reading along."""
+    session = sim.open(sim.prompt(), sim.space())
+    if session is None:
+        return
+    for _ in range(sim.chance.randint(2, 2 * sim.world.layout.chunk_tokens)):
+        if session not in sim.world.sessions or not sim.fill(session, [sim.chance.randint(0, 2)]):
+            return
+        if sim.chance.random() < 0.3:
+            yield "a token"
+    reader = sim.open(session.tokens[: session.lease.committed], session.ns, commit=False)
+    yield "read along"
+    sim.close(session)
+    if reader is not None and reader.lease.ready:
+        sim.fill(reader, sim.some())
+    yield "the reader went on"
+
+
+def store_race(sim: Requests) -> Iterator[str]:
+    """Pages are evicted, and taken by another prompt, while they are stored."""
+    tokens, ns = sim.prompt(), sim.space()
+    session = sim.open(tokens, ns)
+    if session is not None:
+        sim.close(session)
+    yield "closed"
+    sim.world.cache.tick()
+    sim.world.cache.evict(sim.world.setup.pages)
+    yield "evicted"
+    sim.open(sim.prompt(), sim.space())
+    yield "another prompt"
+    sim.world.clock.run(0.05)
+    sim.world.cache.tick()
+    yield "stored"
+    sim.open(tokens, ns, fill=False)
+    yield "asked for again"
+
+
+def cold(sim: Requests) -> Iterator[str]:
+    """As much as fits on disk, nothing above it."""
+    world = sim.world
+    for _ in range(2):
+        world.clock.run(0.3)
+        world.cache.tick()
+        world.cache.flush(timeout_s=1.0)
+    world.cache.evict(world.setup.pages)
+    yield "flushed and evicted"
+    world.cache.clear(tier="host")
+    yield "host cleared"
+
+
+def cold_reads(sim: Requests) -> Iterator[str]:
+    """Prompts come back from disk, reads ending one by one in any order; leases close half way, or wait."""
+    yield from cold(sim)
+    tokens, ns = sim.chance.choice(sim.prompts), sim.space()
+    sessions = [sim.open(t, ns, fill=False) for t in (tokens, sim.prompt(), tokens + sim.some())]
+    yield "asked for"
+    for _ in range(sim.chance.randint(0, 8)):
+        plans = sim.world.choices()
+        reads = [plan for plan in plans if isinstance(plan, ReadPlan | LoadPlan)]
+        if reads:
+            plan = sim.chance.choice(reads)
+            bad = isinstance(plan, ReadPlan) and sim.chance.random() < 0.2 and bool(sim.world.setup.rates)
+            ending = sim.chance.choice([Outcome.ERROR, Outcome.MISSING, Outcome.CORRUPT]) if bad else None
+            sim.world.finish(plan, ending, tell=sim.chance.random() < 0.7)
+            yield "a read ended"
+    for session in sessions:
+        if session is None:
+            continue
+        if sim.chance.random() < 0.3:
+            sim.close(session)
+        elif sim.wait(session):
+            sim.fill(session)
+        yield "waited or closed"
+
+
+def come_back(sim: Requests) -> Iterator[str]:
+    """A prompt is stored, leaves the device, comes back from the host into pages other requests just had."""
+    tokens, ns = sim.prompt(), sim.space()
+    session = sim.open(tokens, ns)
+    if session is not None:
+        sim.close(session)
+    sim.world.clock.run(0.2)
+    sim.world.cache.tick()
+    sim.world.clock.run(0.2)
+    sim.world.cache.tick()
+    sim.world.cache.evict(sim.world.setup.pages)
+    yield "in the host"
+    back = sim.open(tokens + sim.some(), ns, fill=False)
+    yield "loading"
+    other = sim.open(sim.prompt(), sim.space())
+    yield "another prompt"
+    for session in (other, back):
+        if session is not None and sim.wait(session):
+            sim.fill(session)
+            yield "went on"
+
+
+def tug(sim: Requests) -> Iterator[str]:
+    """Two prompts push each other out of a small host tier, loads and stores crossing."""
+    pair = [(sim.prompt(), sim.space()) for _ in range(2)]
+    for _ in range(3):
+        for tokens, ns in pair:
+            session = sim.open(tokens, ns, fill=False)
+            yield "asked for"
+            if session is not None:
+                if sim.chance.random() < 0.7 and sim.wait(session):
+                    sim.fill(session)
+                sim.close(session)
+            sim.world.cache.evict(sim.world.setup.pages)
+            sim.world.clock.run(sim.chance.choice([0.0, 0.01, 0.1]))
+            sim.world.cache.tick()
+            yield "pushed out"
+
+
+def durable(sim: Requests) -> Iterator[str]:
+    """What a complete flush said is on disk is found by the next process, as far as before."""
+    world = sim.world
+    for session in list(world.sessions):
+        sim.close(session)
+    world.clock.run(0.5)
+    world.cache.tick()
+    yield "closed"
+    ns = sim.space()
+    before = [world.look(tokens, ns)[2] for tokens in sim.prompts]
+    evicted, refused = world.stats.disk_evicted, world.stats.write_refused
+    if world.cache.flush(timeout_s=5.0) or world.tier is None or world.tier.damaged():
+        return
+    if (world.stats.disk_evicted, world.stats.write_refused) != (evicted, refused):
+        return
+    yield "flushed"
+    if sim.chance.random() < 0.5:
+        world.kill()
+    else:
+        world.restart()
+    for tokens, covered in zip(sim.prompts, before, strict=True):
+        assert world.look(tokens, ns)[2] >= covered, f"{covered} tokens of {tokens} were on disk"
+    yield "another process"
+
+
+SEQUENCES: dict[Sequence, float] = {
+    evict_regrow: 3,
+    close_evict_commit: 3,
+    siblings: 4,
+    page_by_page: 2,
+    store_race: 3,
+    cold_reads: 2,
+    come_back: 3,
+    tug: 2,
+    durable: 1,
+}
+"""How often each is drawn, in proportion."""
