@@ -62,16 +62,15 @@ class Run:
         self.makers = makers
         self.results = Results()
 
-    def turns(self, pages: int) -> Iterator[Index]:
+    def turns(self, pages: int, repeats: int | None = None) -> Iterator[Index]:
         """An empty index of each kind, for each repeat; no two of them are alive at once."""
-        for repeat in range(self.sizes.repeats):
+        for repeat in range(repeats or self.sizes.repeats):
             first = repeat % len(self.makers)
             for make in (*self.makers[first:], *self.makers[:first]):
                 index = make(pages)
                 with quiet():
                     yield index
-                if isinstance(index, CacheIndex):
-                    index.cache.close()
+                self._close([index])
 
     def floor(self, row: str, prompts: Sequence[Tokens]) -> None:
         """One memcmp over each prompt's bytes."""
@@ -166,7 +165,7 @@ class Run:
         work = workloads.trace(workloads.mooncake(path), self.sizes.requests)
         capacity = work.capacity_tokens // PAGE_TOKENS
         largest = max(len(work.sequence(i)) for i in range(work.count)) // PAGE_TOKENS
-        for index in self.turns(capacity + largest):
+        for index in self.turns(capacity + largest, min(3, self.sizes.repeats)):
             hits = cached = spent = tokens = 0
             for i in range(work.count):
                 given, again = index.prepare(work.sequence(i)), index.prepare(work.sequence(i))
@@ -188,17 +187,31 @@ class Run:
                 self.results.add("W4 hit", index.name, hits)
 
     def leaves(self) -> None:
-        """Evict one page at a time from trees with many leaves, each a page of its own below one common page."""
+        """Evict one page at a time from trees with many leaves, each a page of its own below one common page. Each tree
+        is built once; the repeats go on where the last one ended.
+        """
         for count in self.sizes.leaves:
-            calls = min(count // 2, 2000)
-            for index in self.turns(count + 1):
-                if not isinstance(index, CacheIndex | PlainIndex) and count > self.sizes.peer_leaves:
-                    continue
-                prompt = np.zeros(2 * PAGE_TOKENS, np.int32)
-                for leaf in range(count):
-                    prompt[PAGE_TOKENS] = leaf
+            indexes = [make(count + 1) for make in self.makers]
+            if count > self.sizes.peer_leaves:
+                indexes = [index for index in indexes if isinstance(index, CacheIndex | PlainIndex)]
+            prompt = np.zeros(2 * PAGE_TOKENS, np.int32)
+            for leaf in range(count):
+                prompt[PAGE_TOKENS] = leaf
+                for index in indexes:
                     index.insert(index.prepare(prompt))
-                self.results.add_calls(f"evict 1 page of {count:,} leaves", index.name, each(index.evict, [1] * calls))
+            calls = min(count // 2 // self.sizes.repeats, 1000)
+            for _ in range(self.sizes.repeats):
+                for index in indexes:
+                    with quiet():
+                        spent = each(index.evict, [1] * calls)
+                    self.results.add_calls(f"evict 1 page of {count:,} leaves", index.name, spent)
+            self._close(indexes)
+
+    @staticmethod
+    def _close(indexes: Sequence[Index]) -> None:
+        for index in indexes:
+            if isinstance(index, CacheIndex):
+                index.cache.close()
 
     def decode(self) -> None:
         """append and commit of one token, over a short and a long history; page borders included (the mean counts)."""
@@ -244,14 +257,11 @@ def measure(sizes: Sizes, trace: Path | None, makers: Sequence[Maker]) -> Run:
     """Everything, in order."""
     run = Run(sizes, makers)
     with frozen():
-        run.shared_prefix()
-        run.chats()
-        run.long_prompts()
+        for part in (run.shared_prefix, run.chats, run.long_prompts, run.decode, run.memory):
+            part()
         if trace is not None:
             run.trace(trace)
         run.leaves()
-        run.decode()
-        run.memory()
     return run
 
 
