@@ -209,7 +209,7 @@ def _copies(plane: Plane, walk: _Walk) -> None:
             if isinstance(plan, LoadPlan):
                 unready[flight.pages] += 1
                 incoming[flight.pages] += 1
-    for _, pages, write in core.fences:
+    for pages, write in (hold for entry in core.fences for hold in entry.holds):
         busy[pages] += 1
         unready[pages] += write
     for waiter in (*plane.leases, *plane.jobs):

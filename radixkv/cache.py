@@ -10,7 +10,7 @@ from typing import Any
 from radixkv import flush as flushing
 from radixkv.acquire import acquire
 from radixkv.audit import audit
-from radixkv.clear import Cleared, clear
+from radixkv.clear import Cleared, bump_revision, clear
 from radixkv.config import Config
 from radixkv.core import Core, host_chunks
 from radixkv.coverage import cover, host_tokens
@@ -32,6 +32,12 @@ from radixkv.sizes import measure
 from radixkv.stats import Stats, counters_of
 
 log = logging.getLogger("radixkv")
+
+
+def _seconds(value: float) -> float:
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
+        raise ConfigError(f"timeout_s must be a number in [0, 1e9], not {value!r}")
+    return value
 
 
 class Cache:
@@ -129,6 +135,8 @@ class Cache:
         """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all
         are in use.
         """
+        if type(pages) is not int or pages < 0:
+            raise ConfigError(f"pages to evict must be a count of at least 0, not {pages!r}")
         with self._lock:
             self._check_open()
             self._plane.drain()
@@ -153,15 +161,21 @@ class Cache:
             root = plane.tree.peek(namespace, plane.core.storage)
             if root is None:
                 return 0
-            before = plane.core.last_plan
+            before = plane.core.copies
             found = find(plane.tree, root, key)
             if found.path:
-                plane.stores.add(found.path[-1], found.pages, None)
+                last = found.path[-1]
+                plane.stores.add(last, found.pages, None)
+                ends = [tail.edge for tail in last.tails or ()] if found.pages == last.end else []
+                for edge in ends or ([b""] if found.pages == last.end and not last.children else []):
+                    plane.stores.add(last, last.end, edge)
             plane.stores.offer(len(plane.stores.jobs))
             if to == "disk":
-                for record in [r for node in found.path for r in node.records or () if r.end <= found.pages]:
+                shorts = [r for node in found.path for r in node.shorts or ()]
+                whole = [r for node in found.path for r in node.records or ()]
+                for record in [r for r in (*whole, *shorts) if r.end <= found.pages]:
                     plane.residency.write(record)
-            return plane.core.last_plan - before
+            return plane.core.copies - before
 
     def prefetch(self, namespace: Namespace, tokens: Any, to: str = "host") -> Job:
         """Start bringing what outer tiers have of a prompt to ``to``: "host" (disk reads only; no device page is taken)
@@ -181,6 +195,17 @@ class Cache:
         OutOfPages.
         """
         return self.prefetch(namespace, tokens, to="device").wanted_tokens
+
+    def bump_revision(self, namespace: Namespace | None = None) -> Cleared:
+        """The weights behind a namespace (or all) have been replaced under the same name: nothing cached so far is ever
+        served again, in no tier. Open leases go on; what they commit is seen by nobody.
+
+        Says what was cleared, and what was kept back until leases and copies in flight let go of it.
+        """
+        with self._lock:
+            self._check_open()
+            self._plane.drain()
+            return bump_revision(self._plane, namespace)
 
     def clear(self, namespace: Namespace | None = None, tier: str | None = None) -> Cleared:
         """Forget everything (of a namespace; in one tier: "device", "host" or "disk") that nobody uses. Says what was,
@@ -206,12 +231,13 @@ class Cache:
         no room (0: all are).
         """
         self._check_open()
-        return flushing.flush(self._plane, timeout_s)
+        return flushing.flush(self._plane, _seconds(timeout_s))
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Flush within the deadline, then stop the movers and close the tiers. Idempotent; open leases may still be
         closed.
         """
+        timeout_s = _seconds(timeout_s)
         with self._lock:
             if self._plane.closed:
                 return

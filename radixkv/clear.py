@@ -24,30 +24,62 @@ class Cleared:
 
 def clear(plane: Plane, namespace: Namespace | None, tier: str | None) -> Cleared:
     """Clear one namespace or all, one tier or all."""
-    tree, residency = plane.tree, plane.residency
+    tree = plane.tree
     roots: list[Root] = list(tree.all_roots())
     if namespace is not None:
         root = tree.peek(namespace, plane.core.storage)
         roots = [] if root is None else [root]
-    elif tier in (None, "disk") and residency.strays:
-        residency.clear_strays()
+    elif tier in (None, "disk"):
+        plane.residency.clear_strays()
+    done = [0] * 6
+    for root in roots:
+        done = [a + b for a, b in zip(done, _clear_root(plane, root, tier), strict=True)]
+    return Cleared(*done)
+
+
+def _clear_root(plane: Plane, root: Root, tier: str | None) -> list[int]:
+    """Clear below one root; the fields of ``Cleared`` in order."""
+    tree = plane.tree
     pages = kept_pages = 0
     chunks, kept = [0, 0], [0, 0]
+    nodes = list(tree.nodes(root))
+    records = [record for node in nodes for record in (*(node.records or ()), *(node.shorts or ()))]
+    if tier in (None, "device"):
+        before = plane.pool.n_cached
+        for node in reversed(nodes):
+            _clear_device(plane, node)
+        pages = before - plane.pool.n_cached
+        kept_pages = sum(node.resident + len(node.tails or ()) for node in tree.nodes(root))
+    for which, name in ((HOST, "host"), (DISK, "disk")):
+        if tier in (None, name):
+            for record in reversed(records):
+                _clear_record(plane, record, which, chunks, kept)
+    return [pages, chunks[HOST], chunks[DISK], kept_pages, kept[HOST], kept[DISK]]
+
+
+def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
+    """Retire the roots of a namespace, or all, and clear what is below them. Stored chunks go even where a copy uses
+    them, and new ones get other keys: a number that no other run had is part of their root's.
+    """
+    tree = plane.tree
+    if namespace is None:
+        roots = list(tree.all_roots())
+        digests = list(tree.roots)
+    else:
+        found = tree.peek(namespace, plane.core.storage)
+        roots, digests = ([] if found is None else [found]), [namespace.digest]
+    for digest in digests:
+        tree.generations[digest] = (("generation", plane.core.entropy(16).hex()),)
+    done = [0] * 6
     for root in roots:
-        nodes = list(tree.nodes(root))
-        records = [(node, [*(node.records or ()), *(node.shorts or ())]) for node in nodes]
-        if tier in (None, "device"):
-            before = plane.pool.n_cached
-            for node in reversed(nodes):
-                _clear_device(plane, node)
-            pages += before - plane.pool.n_cached
-            kept_pages += sum(node.resident + len(node.tails or ()) for node in tree.nodes(root))
-        for which, name in ((HOST, "host"), (DISK, "disk")):
-            if tier in (None, name):
-                for _, here in reversed(records):
-                    for record in reversed(here):
-                        _clear_record(plane, record, which, chunks, kept)
-    return Cleared(pages, chunks[HOST], chunks[DISK], kept_pages, kept[HOST], kept[DISK])
+        for record in list(plane.residency.records_below(root)):
+            done[2] += bool(record.tiers[DISK].state)
+            plane.residency.drop(record, DISK)
+        cleared = _clear_root(plane, root, None)
+        done = [a + b for a, b in zip(done, cleared, strict=True)]
+        if not root.retired:
+            tree.retire(root)
+    return Cleared(*done)
 
 
 def _clear_device(plane: Plane, node: Node) -> None:

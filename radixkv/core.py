@@ -11,7 +11,7 @@ from radixkv.config import Config
 from radixkv.evict import evict, unblock
 from radixkv.media import MediaTable
 from radixkv.node import ChunkRecord
-from radixkv.plan import Done, Plan
+from radixkv.plan import Done, Plan, StorePlan, WritePlan
 from radixkv.policy import POLICIES
 from radixkv.pool import PagePool
 from radixkv.protocols import Clock, Device, Fence, Lock, Mover, Tier
@@ -41,11 +41,28 @@ class Flight:
         self.pages = pages
 
 
+class FenceHolds:
+    """A fence, and the pages that are in use until it: (pages, whether they are written)."""
+
+    __slots__ = ("fence", "holds")
+
+    def __init__(self, fence: Fence) -> None:
+        self.fence = fence
+        self.holds: list[tuple[PageIds, bool]] = []
+
+
 class Core:
     """One cache's shared state. Every method runs under ``lock``."""
 
     def __init__(
-        self, config: Config, device: Device, mover: Mover, disk: Tier | None, lock: Lock, clock: Clock
+        self,
+        config: Config,
+        device: Device,
+        mover: Mover,
+        disk: Tier | None,
+        lock: Lock,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
     ) -> None:
         layout, policy = config.layout, POLICIES[config.policy.eviction]()
         self.config = config
@@ -55,6 +72,7 @@ class Core:
         self.disk = disk
         self.lock = lock
         self.clock = clock
+        self.entropy = entropy
         self.policy = policy
         self.pool = PagePool(config.device.pages)
         self.tree = PrefixTree(
@@ -70,8 +88,10 @@ class Core:
         self.counters = Counters()
         self.media = MediaTable()
         self.flights: dict[int, Flight] = {}
-        self.fences: deque[tuple[Fence, PageIds, bool]] = deque()
+        self.fences: deque[FenceHolds] = deque()
+        self.ended: deque[Done] = deque()
         self.last_plan = 0
+        self.copies = 0  # stores and writes started
 
     def plan_id(self) -> int:
         """The next plan's id; 0 is never one."""
@@ -83,6 +103,7 @@ class Core:
         if not self.mover.submit(flight.plan):
             return False
         self.flights[flight.plan.id] = flight
+        self.copies += isinstance(flight.plan, (StorePlan, WritePlan))
         return True
 
     def reserve(self, pages: int) -> None:
@@ -98,24 +119,31 @@ class Core:
         mover.
         """
         self.pool.hold(pages, write=write)
-        self.fences.append((fence, pages, write))
+        if not self.fences or self.fences[-1].fence is not fence:  # an engine has one fence a step for all its leases
+            self.fences.append(FenceHolds(fence))
+        self.fences[-1].holds.append((pages, write))
 
-    def poll_fences(self) -> None:
-        """Let go of what the fences that have passed protected."""
+    def poll_fences(self, limit: int | None = None) -> None:
+        """Let go of what the fences that have passed protected. limit: fences asked at most; the others have their turn
+        next.
+        """
         passed = False
-        for _ in range(len(self.fences)):
-            fence, pages, write = self.fences.popleft()
-            if fence.done():
+        for _ in range(len(self.fences) if limit is None else min(limit, len(self.fences))):
+            entry = self.fences.popleft()
+            if not entry.fence.done():
+                self.fences.append(entry)
+                continue
+            passed = True
+            for pages, write in entry.holds:
                 self.pool.unhold(pages, write=write)
-                passed = True
-            else:
-                self.fences.append((fence, pages, write))
         if passed:
             unblock(self.tree)
 
     def land(self) -> None:
         """Apply everything the movers have ended since the last call, on the caller's thread."""
-        for done in self.mover.completed():
+        self.ended.extend(self.mover.completed())
+        while self.ended:  # an exception in one leaves the rest for the next call
+            done = self.ended.popleft()
             flight = self.flights.pop(done.id)
             flight.landed(flight, done)
             if flight.pages is not None:

@@ -78,7 +78,7 @@ def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkReco
     parents first.
     """
     tree = plane.tree
-    for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots()):
+    for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots() if not root.retired):
         for record in (*(node.records or ()), *(node.shorts or ())):
             if record.tiers[HOST].state and record.tiers[DISK].state is not State.READY:
                 yield record

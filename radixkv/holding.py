@@ -78,6 +78,11 @@ class Holding:
         self.closed = False
 
     @property
+    def root(self) -> Root:
+        """The root of its namespace."""
+        return self._root
+
+    @property
     def block_table(self) -> PageIds:
         """int32 page ids of ceil(length / page_tokens) pages or more. Append-only once settled, but its last entry may
         change at an append that copies. A view: copy it to keep it.
@@ -174,11 +179,14 @@ class Holding:
             if len(pages):
                 plane.pool.release(pages.copy())
         plane.tree.unpin(self._node, self._depth)
+        plane.tree.forget_root(self._root)
 
     def _fence_rest(self, fence: Fence) -> None:
-        """The last work may still touch any page the lease held itself: none goes to another owner before the fence,
-        and the one about to be published to no mover.
+        """The last work may still touch any page of the table: none goes to another owner before the fence, and the one
+        about to be published to no mover.
         """
         for pages in (self._table[self._depth : self._entries], *self._duplicates):
             if len(pages):
                 self._plane.core.add_fence(fence, pages.copy())
+        if self._depth:
+            self._plane.core.add_fence(fence, self._table[: self._depth].copy(), write=False)

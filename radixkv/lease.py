@@ -66,6 +66,7 @@ class Lease(Loading):
                 if left <= 0 and self._pending:
                     core.counters.load_failures += 1
                     self._shorten(next(i for i, part in enumerate(self._parts) if part.pending))
+                    deadline = core.clock() + core.config.policy.load_timeout_s  # verified bytes only need their copy
                     continue
             if left <= 0:
                 raise RadixKVError(
@@ -81,7 +82,7 @@ class Lease(Loading):
         skip the write.
 
         A page somebody relies on past its fill is copied first, on ``stream``. Raises OutOfPages, changing nothing;
-        LeaseNotSettled, also while a load still writes the page to be copied (``wait`` ends that); LeaseClosed;
+        LeaseNotSettled, also while a load still writes the page it goes on (``wait`` ends that); LeaseClosed;
         ValueError for a negative n.
         """
         with self._plane.lock:
@@ -93,8 +94,8 @@ class Lease(Loading):
             position, end = self.length + skip, self.length + n
             entry, offset = divmod(position, size)
             copy = n > skip and entry < self._entries and int(pool.fill[self._table[entry]]) > offset
-            if copy and pool.n_incoming and pool.incoming[self._table[entry]]:
-                raise LeaseNotSettled("a load still writes the page this append has to copy: call wait first")
+            if n > skip and pool.n_incoming and entry < self._entries and pool.incoming[self._table[entry]]:
+                raise LeaseNotSettled("a load still writes the page this append goes on: call wait first")
             need = max(0, -(-end // size) - self._entries) + copy
             if need:
                 pages = self._take(need)

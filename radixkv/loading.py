@@ -194,7 +194,8 @@ class Loading(Holding):
         self._count_query()
 
     def _reset_counts(self) -> None:
-        self.cached_tokens = self.length = self.committed = min(self._have, max(self.prompt_tokens - 1, 0))
+        last = self.prompt_tokens if self._purpose is Purpose.MOVE else max(self.prompt_tokens - 1, 0)
+        self.cached_tokens = self.length = self.committed = min(self._have, last)
 
     def _reset_tokens(self) -> None:
         size = self._plane.tree.page_tokens

@@ -59,6 +59,7 @@ class ChunkRecord:
         "node",
         "parent",
         "read",
+        "refused_at",
         "short",
         "slot",
         "tail",
@@ -81,6 +82,7 @@ class ChunkRecord:
         self.below = 0
         self.busy = 0
         self.failures = 0
+        self.refused_at = -1  # its last use when the disk tier refused it
         self.read: object | None = None  # the one read of this chunk under way (single flight)
 
     @property
@@ -175,13 +177,15 @@ class Root(Node):
     clear.
     """
 
-    __slots__ = ("key", "named", "namespace")
+    __slots__ = ("key", "leases", "named", "namespace", "retired")
 
     def __init__(self, namespace: Namespace | None, key: ChunkKey) -> None:
         super().__init__(b"", b"", None, 0, 0, 0)
         self.namespace = namespace
         self.key = key
         self.named = False
+        self.leases = 0  # open leases: a root without any, and empty, is forgotten
+        self.retired = False  # of a revision that is over: matched no more, stored no more
 
 
 class Tail:

@@ -18,6 +18,10 @@ from radixkv.protocols import Lock
 from radixkv.residency import Residency
 from radixkv.stores import Stores
 
+FENCES = 16
+"""Open fences asked in one turn: a step of many leases must not ask each of them for each lease."""
+TOUCHES = 64
+"""Paths used before ``tick`` writes their last uses to disk."""
 EAGER_STORES = 8
 """Store jobs that ``acquire`` and ``close`` start by the way; ``tick`` does the rest."""
 
@@ -54,10 +58,12 @@ class Plane:
     def opened(self, lease: Any) -> None:
         """Remember an open lease, without keeping it alive."""
         self._leases[id(lease)] = weakref.ref(lease)
+        lease.root.leases += 1
 
     def ended(self, lease: Any) -> None:
         """Forget a lease that closes."""
         self._leases.pop(id(lease), None)
+        lease.root.leases -= 1
 
     def drain(self) -> None:
         """Apply finished work: fences that have passed, copies that have landed, reads that now find a buffer."""
@@ -66,7 +72,7 @@ class Plane:
             self.core.counters.dropped_leases += 1
             self.dropped.popleft().close()
         if core.fences:
-            core.poll_fences()
+            core.poll_fences(FENCES)
         if core.flights:
             core.land()
             self.loads.start_waiting()
@@ -80,6 +86,8 @@ class Plane:
         self.stores.offer_again()
         self.stores.offer(len(self.stores.jobs))
         self.residency.write_ahead(core.config.host.write_ahead)
+        if len(self.touched) >= TOUCHES:
+            self.write_uses()
         short = core.config.device.low_watermark_pages - self.pool.free
         if short > 0:
             core.counters.evicted_pages += evict(self.tree, short)

@@ -35,10 +35,13 @@ class VictimQueue(Generic[E_]):
     when it pops one.
     """
 
-    __slots__ = ("_heap", "_last_use", "_policy", "_sequence")
+    __slots__ = ("_heap", "_last_use", "_limit", "_policy", "_sequence", "_unfit")
 
-    def __init__(self, policy: Policy, last_use: Callable[[E_], int]) -> None:
+    def __init__(self, policy: Policy, last_use: Callable[[E_], int], unfit: Callable[[E_], bool]) -> None:
+        """unfit: whether an entry can be forgotten; if so, it has taken the entry's mark away."""
         self._heap: list[tuple[int, int, E_]] = []
+        self._limit = 1024  # entries at which the unfit ones are thrown out: without pressure nobody pops
+        self._unfit = unfit
         self._policy = policy
         self._last_use = last_use
         self._sequence = 0
@@ -48,6 +51,10 @@ class VictimQueue(Generic[E_]):
 
     def push(self, entry: E_) -> None:
         """Add a candidate."""
+        if len(self._heap) >= self._limit:
+            self._heap = [item for item in self._heap if not self._unfit(item[2])]
+            heapq.heapify(self._heap)
+            self._limit = 2 * len(self._heap) + 1024
         self._sequence += 1
         heapq.heappush(self._heap, (self._policy.rank(self._last_use(entry)), self._sequence, entry))
 

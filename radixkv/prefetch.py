@@ -124,7 +124,11 @@ def prefetch(plane: Plane, namespace: Namespace, key: bytes, to: str) -> Job:
         return job
     plane.drain()
     tree = plane.tree
-    root = tree.root(namespace, plane.core.storage)
+    root = tree.peek(namespace, plane.core.storage)
+    if root is None:
+        job = Job(plane, 0)
+        job.expect([])
+        return job
     found = find(tree, root, key, plane.core.config.policy.min_partial_tokens)
     parts, _ = cover(plane.residency, root, found, key, found.device_tokens(tree.page_tokens))
     stamp(plane, found)

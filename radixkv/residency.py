@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from radixkv.core import Core, Flight
 from radixkv.keys import chunk_key
 from radixkv.node import DISK, HOST, ChunkRecord, Node, State
 from radixkv.plan import DeletePlan, Done, NamePlan, Outcome, WritePlan
 from radixkv.policy import VictimQueue
-from radixkv.slots import HostSlots
+from radixkv.slots import QUARTERS, HostSlots
 from radixkv.types import HostSlot
+
+
+def _unfit(tier: int, record: ChunkRecord) -> bool:
+    """No leaf of the tier any more; it is not a candidate then."""
+    residence = record.tiers[tier]
+    residence.queued = residence.state is State.READY and not residence.children
+    return not residence.queued
 
 
 class Residency:
@@ -25,7 +33,9 @@ class Residency:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.tree = core.tree
-        self.victims = tuple(VictimQueue[ChunkRecord](core.policy, core.tree.record_use) for _ in (HOST, DISK))
+        self.victims = tuple(
+            VictimQueue[ChunkRecord](core.policy, core.tree.record_use, partial(_unfit, tier)) for tier in (HOST, DISK)
+        )
         self.holes: tuple[dict[ChunkRecord, None], dict[ChunkRecord, None]] = ({}, {})
         self.landed: tuple[list[ChunkRecord], list[ChunkRecord]] = ([], [])
         self.chunks = [0, 0]  # records with a state in the tier
@@ -35,6 +45,7 @@ class Residency:
         self.came_back: Callable[[ChunkRecord], None] | None = None  # told of records that are readable on disk
         self.dirty: deque[ChunkRecord] = deque()  # readable in the host, not yet offered to disk, oldest first
         self.deleting: dict[bytes, int] = {}  # deletes under way whose key has not been written again
+        self.foreign: set[bytes] = set()  # those of them that another model, layout or shard stored
         self.strays: dict[bytes, int] = {}  # stored keys no request of this cache can reach -> bytes; they go first
 
     # what may be served
@@ -107,6 +118,8 @@ class Residency:
         self.holes[tier].pop(record, None)
         self._drop_covered(record, tier)
         if tier == HOST and self.core.disk is not None and not record.tiers[DISK].state:
+            if len(self.dirty) > 2 * self.core.slots.chunks * QUARTERS:
+                self.dirty = deque(r for r in self.dirty if self._is_dirty(r))
             self.dirty.append(record)
         if tier == DISK and self.came_back is not None:
             self.came_back(record)
@@ -148,7 +161,11 @@ class Residency:
             self._leave(record, tier)
             leaving += [child for child in self.landed[tier] if child.parent is record]
 
-    def _leave(self, record: ChunkRecord, tier: int) -> None:
+    def unreserve(self, record: ChunkRecord) -> None:
+        """A reservation on disk for which nothing was ever submitted: there is no key to delete."""
+        self._leave(record, DISK, stored=False)
+
+    def _leave(self, record: ChunkRecord, tier: int, *, stored: bool = True) -> None:
         residence, core = record.tiers[tier], self.core
         if residence.state is State.LANDED:
             self.landed[tier].remove(record)
@@ -162,7 +179,8 @@ class Residency:
             self.disk_used -= record.disk_bytes
             self.disk_raw -= self.tokens(record) * core.layout.token_bytes
             assert record.key is not None
-            self._delete({record.key: record.disk_bytes})
+            if stored:
+                self._delete({record.key: record.disk_bytes})
             record.disk_bytes = 0
         if residence.children:
             self.holes[tier][record] = None
@@ -205,10 +223,13 @@ class Residency:
                 self.disk_used += size
 
     def clear_strays(self) -> None:
-        """Delete all stored chunks that no request of this cache can reach."""
-        self.disk_used -= sum(self.strays.values())
-        strays, self.strays = self.strays, {}
-        self._delete(strays)
+        """Delete stored chunks that were this cache's and that nobody can reach any more; other models' stay."""
+        ours = {key: size for key, size in self.strays.items() if key not in self.foreign}
+        for key, size in ours.items():
+            del self.strays[key]
+            self.disk_used -= size
+        if ours:
+            self._delete(ours)
 
     # room
 
@@ -314,10 +335,14 @@ class Residency:
         keep = int(share * self.core.slots.chunks)
         while len(self.dirty) > keep:
             record = self.dirty[0]
-            if record.tiers[HOST].state is State.READY and not record.tiers[DISK].state and not self.write(record):
+            if self._is_dirty(record) and not self.unwanted(record) and not self.write(record):
                 return False
             self.dirty.popleft()
         return True
+
+    @staticmethod
+    def _is_dirty(record: ChunkRecord) -> bool:
+        return record.tiers[HOST].state is State.READY and not record.tiers[DISK].state
 
     def write(self, record: ChunkRecord) -> bool:
         """Host to disk, missing ancestors first. True: stored or under way."""
@@ -338,6 +363,8 @@ class Residency:
         """Room and a place below its parent for a record whose bytes ``plan`` brings. False: refused and counted."""
         core = self.core
         assert core.disk is not None
+        if self.unwanted(record):
+            return False
         raw = self.tokens(record) * core.layout.token_bytes
         need = core.disk.footprint(raw)
         self.claim_parent(record, DISK)
@@ -357,6 +384,10 @@ class Residency:
         self.disk_raw += raw
         return True
 
+    def unwanted(self, record: ChunkRecord) -> bool:
+        """The disk tier refused it (too large, say), and it has not been used since: not worth another try."""
+        return record.refused_at >= 0 and self.tree.record_use(record) <= record.refused_at
+
     def submit_write(self, record: ChunkRecord, slot: int, *, staging: bool) -> bool:
         """Hand a reserved record's bytes at ``slot`` to the writer lane. False: refused, and no longer reserved."""
         core, tree = self.core, self.tree
@@ -371,7 +402,7 @@ class Residency:
         plan = WritePlan(core.plan_id(), slot, record.key, parent, root.key, tokens, use, staging, media)
         if not core.submit(Flight(plan, self._written, record)):
             core.counters.write_refused += 1
-            self.drop(record, DISK)
+            self.unreserve(record)
             return False
         record.tiers[DISK].plan = plan.id
         record.busy += 1
@@ -383,7 +414,13 @@ class Residency:
 
     def _name(self, key: bytes, parts: dict[str, str]) -> bool:
         clear = (*parts.items(), *self.core.storage)
-        return self.core.submit(Flight(NamePlan(self.core.plan_id(), key, clear), lambda flight, done: None))
+        return self.core.submit(Flight(NamePlan(self.core.plan_id(), key, clear), self._named))
+
+    def _named(self, flight: Flight, done: Done) -> None:
+        if done.outcome is not Outcome.OK and isinstance(flight.plan, NamePlan):
+            for root in self.tree.all_roots():
+                if root.key == flight.plan.root:
+                    root.named = False  # said again with the next write
 
     def _written(self, flight: Flight, done: Done) -> None:
         record, plan, counters = flight.record, flight.plan, self.core.counters
@@ -400,6 +437,8 @@ class Residency:
             counters.write_s += done.seconds
         else:
             counters.write_refused += 1
+            if done.outcome is Outcome.REFUSED:
+                record.refused_at = self.tree.record_use(record)
         if ok and record.tiers[DISK].plan == plan.id:
             self.disk_used += done.stored_bytes - record.disk_bytes
             record.disk_bytes = done.stored_bytes

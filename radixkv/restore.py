@@ -36,6 +36,7 @@ class Restore:
             latest = max(latest, row.last_use)
             if row.root in foreign or not self._sound(row):
                 strays.append(row)
+                self.residency.foreign.add(row.key)
             else:
                 self.orphans.setdefault(row.parent, []).append(row)
         placed = 0

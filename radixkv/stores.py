@@ -17,6 +17,8 @@ from radixkv.plan import Done, Outcome, StorePlan
 from radixkv.residency import Residency
 from radixkv.types import PageIds
 
+RETRIES = 256
+"""Refused jobs that one ``tick`` tries again."""
 MAX_JOBS = 65536
 """Jobs remembered at most; the oldest are dropped and counted."""
 
@@ -36,12 +38,13 @@ class Job:
     the last whole page.
     """
 
-    __slots__ = ("depth", "hint", "tail")
+    __slots__ = ("counted", "depth", "hint", "tail")
 
     def __init__(self, hint: Node, depth: int, tail: bytes | None) -> None:
         self.hint = hint
         self.depth = depth
         self.tail = tail
+        self.counted = False  # among the refused
 
 
 class Stores:
@@ -53,6 +56,7 @@ class Stores:
         self.tree = residency.tree
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
+        self.lane_full = False  # the store lane refused the last copy
         self.lossless = False  # while flushing: no host chunk without a disk copy is given up
         self.spills = 0  # staging buffers now used by chunks on their way from the device to disk
 
@@ -77,20 +81,29 @@ class Stores:
         started = self.core.last_plan
         for _ in range(min(limit, len(self.jobs))):
             job = self.jobs.popleft()
+            self.lane_full = False
             result = self.run(job)
+            if result in (Result.REFUSED, Result.FULL) and not job.counted:
+                job.counted = True
+                self.core.counters.store_refused += 1
             if result is Result.LATER:
                 self.jobs.append(job)
+            elif result is Result.REFUSED and self.lane_full:
+                self.jobs.appendleft(job)  # the next one would be refused as well
+                break
             elif result is Result.REFUSED and len(self.retry) < MAX_JOBS:
                 self.retry.append(job)
         return self.core.last_plan - started
 
     def offer_again(self) -> None:
-        """Jobs that were refused get another turn."""
-        self.jobs += self.retry
-        self.retry.clear()
+        """Jobs that were refused get another turn, some at a time."""
+        for _ in range(min(len(self.retry), RETRIES)):
+            self.jobs.append(self.retry.popleft())
 
     def run(self, job: Job) -> Result:
         """Store what a job's place holds now."""
+        if self.tree.retired and self.tree.root_of(job.hint).retired:
+            return Result.GONE
         if job.tail is not None:
             return self._store_short(job.hint, job.depth, job.tail)
         node = job.hint.at(job.depth)
@@ -186,7 +199,6 @@ class Stores:
         if result is not Result.STORED and core.disk is not None:
             spilled = self._spill(record, pages, tokens)
             result = result if spilled is Result.FULL else spilled
-        core.counters.store_refused += result is not Result.STORED
         return result
 
     def _to_host(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
@@ -208,6 +220,7 @@ class Stores:
         core = self.core
         plan = StorePlan(core.plan_id(), pages.tobytes(), tokens, slot, staging)
         if not core.submit(Flight(plan, self._stored, record, pages)):
+            self.lane_full = True
             return 0
         core.pool.hold(pages)
         (core.staging if staging else core.slots).pin(slot)
@@ -232,7 +245,7 @@ class Stores:
                 record.tiers[DISK].plan = plan
                 self.spills += 1
                 return Result.STORED
-            residency.drop(record, DISK)
+            residency.unreserve(record)
             core.staging.free(slot)
             return Result.REFUSED
         core.staging.free(slot)
@@ -254,7 +267,7 @@ class Stores:
             core.staging.unpin(plan.slot)
             wanted = record.tiers[DISK].plan == plan.id  # not dropped meanwhile
             if wanted and not ok:
-                self.residency.drop(record, DISK)
+                self.residency.unreserve(record)
             if not (wanted and ok and self.residency.submit_write(record, plan.slot, staging=True)):
                 core.staging.free(plan.slot)
         else:

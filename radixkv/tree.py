@@ -30,6 +30,11 @@ def _last_use(entry: Node | Tail) -> int:
     return entry.last_use
 
 
+def _unfit(entry: Node | Tail) -> bool:
+    entry.queued = entry.alive
+    return not entry.alive
+
+
 class PrefixTree(Paths):
     """Structure and device residency; it changes the pool's ``cached`` marks and nothing else outside itself."""
 
@@ -49,8 +54,10 @@ class PrefixTree(Paths):
         self.partial_children = partial_children
         self.roots: dict[bytes, Root] = {}
         self.restored: dict[bytes, Root] = {}  # by root key: from a disk index, not asked for yet
+        self.retired: list[Root] = []  # of revisions that are over
         self.now = 0
-        self.victims: VictimQueue[Node | Tail] = VictimQueue(policy, _last_use)
+        self.generations: dict[bytes, tuple[tuple[str, str], ...]] = {}  # of namespaces whose weights were replaced
+        self.victims: VictimQueue[Node | Tail] = VictimQueue(policy, _last_use, _unfit)
         self.blocked: list[Node | Tail] = []  # candidates under an open copy or fence: offered again when one ends
 
     # roots and time
@@ -59,7 +66,7 @@ class PrefixTree(Paths):
         """The root of a namespace, made at its first use. storage: layout and shard parts that enter storage keys."""
         root = self.roots.get(namespace.digest)
         if root is None:
-            key = root_key(namespace.digest, storage)
+            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, ())))
             root = self.restored.pop(key, None) or Root(namespace, key)
             root.namespace = namespace
             self.roots[namespace.digest] = root
@@ -69,13 +76,36 @@ class PrefixTree(Paths):
         """The root of a namespace if there is one; makes none."""
         root = self.roots.get(namespace.digest)
         if root is None and self.restored:
-            root = self.restored.get(root_key(namespace.digest, storage))
+            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, ())))
+            root = self.restored.get(key)
         return root
+
+    def forget_root(self, root: Root) -> None:
+        """Forget a root that holds nothing: there may be as many as tenants ever were."""
+        if root.leases or root.children or root.tails or root.records or root.shorts:
+            return
+        if root.retired:
+            self.retired = [other for other in self.retired if other is not root]
+        elif root.namespace is not None:
+            self.roots.pop(root.namespace.digest, None)
+        else:
+            self.restored.pop(root.key, None)
+
+    def retire(self, root: Root) -> None:
+        """No request finds this root any more; its leases go on, and what they commit is seen by nobody."""
+        if root.namespace is not None:
+            self.roots.pop(root.namespace.digest, None)
+        else:
+            self.restored.pop(root.key, None)
+        root.retired = True
+        self.retired.append(root)
+        self.forget_root(root)
 
     def all_roots(self) -> Iterator[Root]:
         """Roots of all namespaces, also of those only known from a disk index."""
         yield from self.roots.values()
         yield from self.restored.values()
+        yield from self.retired
 
     def stamp(self) -> int:
         """The next logical time."""
@@ -301,3 +331,5 @@ class PrefixTree(Paths):
                 parent.children = None
             node = parent
         self.drop_dead_records(node)
+        if isinstance(node, Root):
+            self.forget_root(node)

@@ -57,7 +57,7 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
         make: Callable[..., Mover] = mover or ThreadMover
         queue = config.disk.queue_chunks
         moving = make(layout=layout, device=device, host=host, staging=staging, disk=disk, queue_chunks=queue)
-        core = Core(config, device, moving, disk, threading.RLock(), time.monotonic)
+        core = Core(config, device, moving, disk, threading.RLock(), time.monotonic, os.urandom)
         cache = Cache(core)
         cache.on_close(stack.pop_all().close)
         _opened.add(cache)

@@ -33,13 +33,17 @@ def test_a_page_is_not_copied_before_it_is_loaded(drive: Drive, common: int) -> 
     d.check()
 
 
-def test_slots_past_what_is_loaded_are_there_at_once(drive: Drive) -> None:
+@pytest.mark.parametrize("common", [33, 40, 47])
+def test_a_page_is_not_written_before_it_is_loaded(drive: Drive, common: int) -> None:
+    """The load scatters whole pages: what is appended behind the common part would be overwritten."""
     d = drive()
     d.to_host(prompt(64))
-    session = d.lease(prompt(40) + prompt(20, 3), fill=False)
+    session = d.lease(prompt(common) + prompt(20, 3), fill=False)
     assert session.lease.settled and not session.lease.ready
-    slots = session.lease.append(20, stream=session.stream)
+    with pytest.raises(LeaseNotSettled):
+        session.compute()
     d.drain()
     session.lease.wait()
-    session.stream.write(slots, d.oracle(session.ns, session.tokens)[:, :, 40:])
+    session.fill()
     session.read()
+    d.check()
