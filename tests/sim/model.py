@@ -46,8 +46,6 @@ def bounds(world: World, ns: Namespace, key: bytes) -> Bounds:
     while todo:
         node, before = todo.pop()
         path = before + node.edge
-        if not key.startswith(before[: len(key)]):
-            continue
         if node.pages:
             device = max(device, _common(path[: node.resident_end * 4 * size], key))
         for tail in node.tails or ():

@@ -13,12 +13,13 @@ from radixkv.cache import Cache
 from radixkv.config import PolicyConfig
 from radixkv.core import Core, host_chunks
 from radixkv.keys import Namespace
+from radixkv.plan import Outcome
 from radixkv.protocols import Tier
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.faults import Fault, FaultyTier
 from radixkv.tiers.host import HostArena
 from tests.harness.device import LaggingDevice, StreamFence
-from tests.harness.driver import Driver, make_layout
+from tests.harness.driver import STEPS, Driver, make_layout
 from tests.sim.clock import SimClock
 from tests.sim.mover import Pace, SimMover
 from tests.tiers.memory import MemoryTier
@@ -203,6 +204,14 @@ class World(Driver):
     def _land(self, fence: StreamFence) -> None:
         fence.finish()
         self.fences = [other for other in self.fences if not other.done()]
+
+    def drain(self, seed: int = 0, outcome: Outcome | None = None) -> None:
+        """End copies until nothing is in flight, those that end at once included."""
+        for _ in range(STEPS):
+            super().drain(seed, outcome)
+            if not self.stats.in_flight:
+                return
+        raise AssertionError("copies go on for ever")
 
     # ends
 
