@@ -81,10 +81,16 @@ class Cache:
         """What executes the plans."""
         return self._plane.core.mover
 
+    @staticmethod
+    def _check_namespace(namespace: object) -> None:
+        if not isinstance(namespace, Namespace):
+            raise ConfigError(f"namespace must be a Namespace, not {type(namespace).__name__}")
+
     def lookup(self, namespace: Namespace, tokens: Any, media: Sequence[Span] = ()) -> Match:
         """What the tiers have of a prompt. Pins nothing, splits nothing, stamps nothing: by the time of ``acquire`` it
         may be less.
         """
+        self._check_namespace(namespace)
         prompt = as_tokens(tokens)
         n = len(prompt)
         with self._lock:
@@ -121,6 +127,7 @@ class Cache:
         """
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
+        self._check_namespace(namespace)
         prompt = as_tokens(tokens)
         with self._lock:
             self._check_open()
@@ -153,6 +160,7 @@ class Cache:
         """
         if to not in ("host", "disk"):
             raise ConfigError(f"demote to {to!r}: not one of host, disk")
+        self._check_namespace(namespace)
         key = as_tokens(tokens).tobytes()
         with self._lock:
             self._check_open()
@@ -185,6 +193,7 @@ class Cache:
         """
         if to not in ("host", "device"):
             raise ConfigError(f"prefetch to {to!r}: not one of host, device")
+        self._check_namespace(namespace)
         key = as_tokens(tokens).tobytes()
         with self._lock:
             self._check_open()
@@ -202,6 +211,8 @@ class Cache:
 
         Says what was cleared, and what was kept back until leases and copies in flight let go of it.
         """
+        if namespace is not None:
+            self._check_namespace(namespace)
         with self._lock:
             self._check_open()
             self._plane.drain()
@@ -213,6 +224,8 @@ class Cache:
         """
         if tier not in (None, "device", "host", "disk"):
             raise ConfigError(f"clear of tier {tier!r}: not one of device, host, disk")
+        if namespace is not None:
+            self._check_namespace(namespace)
         with self._lock:
             self._check_open()
             self._plane.drain()
@@ -284,7 +297,7 @@ class Cache:
             hits = sum(int(counters[f"{tier}_hit_tokens"]) for tier in ("device", "host", "disk"))
             queried = int(counters["queried_tokens"])
             sizes = measure(tree, residency.readable)
-            unit = -(-core.layout.chunk_tokens // 4) * core.layout.token_bytes
+            unit = core.layout.quarter_bytes
             return Stats(
                 hit_tokens=hits,
                 hit_rate=hits / queried if queried else 0.0,

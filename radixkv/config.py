@@ -139,9 +139,13 @@ class Config:
     shard: Shard = field(default_factory=Shard)
 
     def __post_init__(self) -> None:
-        chunk = self.layout.chunk_bytes
-        if 0 < self.host.capacity_bytes < chunk:
-            raise ConfigError(f"host.capacity_bytes {self.host.capacity_bytes} cannot hold one chunk of {chunk} bytes")
+        kinds = {"layout": KVLayout, "device": DeviceConfig, "host": HostConfig, "disk": DiskConfig}
+        for name, kind in {**kinds, "policy": PolicyConfig, "shard": Shard}.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}, not {type(getattr(self, name)).__name__}")
+        place = 4 * self.layout.quarter_bytes
+        if 0 < self.host.capacity_bytes < place:
+            raise ConfigError(f"host.capacity_bytes {self.host.capacity_bytes} cannot hold one chunk of {place} bytes")
         if self.disk.capacity_bytes and not self.host.capacity_bytes:
             raise ConfigError(
                 f"disk.capacity_bytes {self.disk.capacity_bytes} needs a host tier: host.capacity_bytes is 0"

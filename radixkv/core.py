@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from radixkv.config import Config
-from radixkv.evict import evict, unblock
+from radixkv.errors import OutOfPages
+from radixkv.evict import can_evict, evict, unblock
 from radixkv.media import MediaTable
 from radixkv.node import ChunkRecord
 from radixkv.plan import Done, Plan, StorePlan, WritePlan
@@ -107,12 +108,16 @@ class Core:
         return True
 
     def reserve(self, pages: int) -> None:
-        """Make ``pages`` pages free by eviction. Raises OutOfPages (from ``take``) in the caller if that was not
-        enough.
-        """
-        if self.pool.free < pages:
-            self.poll_fences()
-            self.counters.evicted_pages += evict(self.tree, pages - self.pool.free)
+        """Make ``pages`` pages free by eviction. Raises OutOfPages, giving up nothing, where that is not enough."""
+        pool = self.pool
+        if pool.free >= pages:
+            return
+        self.poll_fences()
+        want = pages - pool.free
+        if want > 0:
+            if not can_evict(self.tree, want):
+                raise OutOfPages(f"{pages} pages wanted, {pool.free} of {pool.pages} free and too few to be evicted")
+            self.counters.evicted_pages += evict(self.tree, want)
 
     def add_fence(self, fence: Fence, pages: PageIds, *, write: bool = True) -> None:
         """``pages`` are in use until ``fence``: no other owner gets them before it, nor, where they are written, a
@@ -152,5 +157,4 @@ class Core:
 
 def host_chunks(config: Config) -> int:
     """Whole-chunk places of the host cache."""
-    unit = -(-config.layout.chunk_tokens // 4) * config.layout.token_bytes
-    return config.host.capacity_bytes // (4 * unit)
+    return config.host.capacity_bytes // (4 * config.layout.quarter_bytes)

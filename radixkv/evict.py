@@ -4,10 +4,15 @@ copy or fence.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from radixkv.node import Node, Tail
 from radixkv.tree import PrefixTree
+
+LOOK = 1024
+"""Candidates looked at before a walk is worth it."""
 
 
 def evict(tree: PrefixTree, want: int) -> int:
@@ -65,6 +70,60 @@ def trim(tree: PrefixTree, node: Node, want: int) -> int:
         tree.count_resident(node.parent, -1)
     tree.prune(node)
     return freed
+
+
+def can_evict(tree: PrefixTree, want: int) -> bool:
+    """Whether ``evict`` could free ``want`` pages now, without doing it: first by the candidates as they are, then, if
+    that leaves a doubt, by a walk.
+    """
+    if want > tree.pool.n_cached:
+        return False
+    sure = 0
+    for entry in islice(tree.victims, LOOK):
+        sure += _tail_frees(tree, entry) if isinstance(entry, Tail) else _leaf_frees(tree, entry)
+        if sure >= want:
+            return True
+    return _evictable(tree) >= want
+
+
+def _tail_frees(tree: PrefixTree, tail: Tail) -> int:
+    return int(tail.alive and not tree.pool.busy[tail.page] and not tree.pool.ref[tail.page])
+
+
+def _leaf_frees(tree: PrefixTree, node: Node) -> int:
+    if not node.alive or node.resident_children or not node.pages:
+        return 0
+    ids = node.page_ids()[_first_loose(tree, node) :]
+    return int((tree.pool.ref[ids] == 0).sum())
+
+
+def _first_loose(tree: PrefixTree, node: Node) -> int:
+    """The first resident page of ``node`` behind its deepest pin and its last page under a copy or fence."""
+    low = node.pins[-1] - node.start if node.pins else 0
+    if tree.pool.n_busy:
+        busy = np.flatnonzero(tree.pool.busy[node.page_ids()])
+        if len(busy):
+            low = max(low, int(busy[-1]) + 1)
+    return low
+
+
+def _evictable(tree: PrefixTree) -> int:
+    """Pages that ``evict`` could free now: cached, under no pin, held by nobody, behind no open copy."""
+    pool, total = tree.pool, 0
+    for root in tree.all_roots():
+        kept: set[int] = set()  # nodes with a child that cannot go whole
+        for node in reversed(list(tree.nodes(root))):
+            stays = id(node) in kept
+            for tail in node.tails or ():
+                stays = stays or bool(pool.busy[tail.page])
+                total += _tail_frees(tree, tail)
+            if node.pages and not stays:
+                low = _first_loose(tree, node)
+                total += int((pool.ref[node.page_ids()[low:]] == 0).sum())
+                stays = low > 0
+            if stays and node.parent is not None:
+                kept.add(id(node.parent))
+    return total
 
 
 def unblock(tree: PrefixTree) -> None:

@@ -76,6 +76,11 @@ class KVLayout:
         """Bytes of one whole chunk, as packed for the outer tiers."""
         return self.token_bytes * self.chunk_tokens
 
+    @property
+    def quarter_bytes(self) -> int:
+        """Bytes of a quarter-chunk unit of host memory; four make a place for a whole chunk."""
+        return -(-self.chunk_tokens // 4) * self.token_bytes
+
     def storage_parts(self) -> tuple[tuple[str, str], ...]:
         """What decides the bytes of a chunk in a keyed tier, in clear. The page size is not part of it: chunks do not
         depend on it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -48,6 +48,10 @@ class VictimQueue(Generic[E_]):
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def __iter__(self) -> Iterator[E_]:
+        """The candidates, in no order; some may be unfit."""
+        return (item[2] for item in self._heap)
 
     def push(self, entry: E_) -> None:
         """Add a candidate."""

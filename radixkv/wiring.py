@@ -13,6 +13,7 @@ from typing import Any
 from radixkv.cache import Cache
 from radixkv.config import Config
 from radixkv.core import Core, host_chunks
+from radixkv.errors import ConfigError
 from radixkv.protocols import Device, Mover, Tier
 
 
@@ -44,7 +45,8 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
     with ExitStack() as stack:
         if device is None:
             device = _device(config)
-        unit = -(-layout.chunk_tokens // 4) * layout.token_bytes
+        _check_device(device, config)
+        unit = layout.quarter_bytes
         host = staging = None
         if config.host.capacity_bytes:
             host = HostArena(host_chunks(config) * 4, unit)
@@ -74,6 +76,15 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def _check_device(device: Device, config: Config) -> None:
+    """A device that says its layout or pages must be the one the configuration describes."""
+    layout, pages = getattr(device, "layout", config.layout), getattr(device, "pages", config.device.pages)
+    if layout != config.layout:
+        raise ConfigError(f"the device's layout {layout} is not the configuration's {config.layout}")
+    if pages < config.device.pages:
+        raise ConfigError(f"the device has {pages} pages, fewer than device.pages {config.device.pages}")
 
 
 def _device(config: Config) -> Device:
