@@ -20,6 +20,14 @@ def flush(plane: Plane, timeout_s: float) -> int:
     core = plane.core
     if core.disk is None:
         return 0
+    left = _save(plane, timeout_s)
+    if not core.config.disk.sync and not core.disk.sync():
+        return max(left, 1)
+    return left
+
+
+def _save(plane: Plane, timeout_s: float) -> int:
+    core = plane.core
     deadline = core.clock() + timeout_s
     least, idle = -1, 0
     with plane.lock:

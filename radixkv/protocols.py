@@ -172,6 +172,10 @@ class Tier(Protocol):
         """Remove records; how many there were."""
         ...
 
+    def sync(self) -> bool:
+        """Make everything written so far durable, where batches are not synced as they end. False: it could not be."""
+        ...
+
     def scan(self) -> Iterator[IndexRow]:
         """All index rows whose checksum fits, in any order. Rows that do not fit are counted as corrupt and skipped."""
         ...

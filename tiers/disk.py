@@ -180,6 +180,15 @@ class DiskTier:
                 self._commit(Batch(rest), [])
             return self._counts["deleted"] - before
 
+    def sync(self) -> bool:
+        """Make everything written so far durable (with ``sync=True`` it is already). False: the disk did not."""
+        try:
+            self._store.flush()
+        except (lmdb.Error, OSError, Unavailable) as error:
+            self._trouble(error)
+            return False
+        return True
+
     def scan(self) -> Iterator[IndexRow]:
         """All index rows whose checksum fits, in the order of their keys. No transaction stays open between rows."""
         after = b""

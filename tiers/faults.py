@@ -203,6 +203,10 @@ class FaultyTier:
         self._full = False
         return gone - len(lost)
 
+    def sync(self) -> bool:
+        """As the tier below does."""
+        return self.tier.sync()
+
     def scan(self) -> Iterator[IndexRow]:
         """All rows but those of lost records."""
         return (row for row in self.tier.scan() if not self._lost(row.key))

@@ -113,6 +113,10 @@ class DictTier:
     def delete(self, keys: Sequence[bytes]) -> int:
         return sum(self.records.pop(key, None) is not None for key in keys)
 
+    def sync(self) -> bool:
+        """There is nothing behind it."""
+        return True
+
     def scan(self) -> Iterator[IndexRow]:
         return iter([row for row, _ in self.records.values()])
 

@@ -92,6 +92,10 @@ class MemoryTier:
         """Remove records; how many there were."""
         return sum(self._records.pop(key, None) is not None for key in keys)
 
+    def sync(self) -> bool:
+        """There is nothing behind it."""
+        return True
+
     def scan(self) -> Iterator[IndexRow]:
         """All rows."""
         return iter([row for row, _ in self._records.values()])
