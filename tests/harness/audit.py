@@ -26,7 +26,7 @@ def bytes_of(driver: Driver, *, disk: bool = True) -> None:
     with core.lock:
         by_key = {root_key(ns.digest, core.storage): ns for ns in driver.namespaces}
         for root in core.tree.all_roots():
-            ns = root.namespace or by_key.get(root.key)
+            ns = driver.contents.get(root.key) or root.namespace or by_key.get(root.key)
             if ns is not None:
                 _root(driver, core, root, ns, disk=disk)
         _gauges(driver, core)

@@ -15,8 +15,10 @@ from radixkv.core import Core
 from radixkv.executor import CHANGES
 from radixkv.keys import Namespace
 from radixkv.layout import KVLayout
+from radixkv.media import Span
 from radixkv.mover import ManualMover, ThreadMover
 from radixkv.plan import LoadPlan, Outcome, Plan, ReadPlan, StorePlan, WritePlan
+from radixkv.protocols import Tier
 from radixkv.stats import Stats
 from radixkv.tiers.host import HostArena
 from tests.harness import audit
@@ -52,6 +54,7 @@ class Driver:
     ``folder``.
     write_ahead 1.0 keeps ``tick`` from writing to disk on its own, so that a test says when a chunk goes there.
     threads: a mover with threads of its own; copies then end by themselves, and ``drain`` waits for them.
+    around: what the mover gets in place of the disk tier, made of it.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class Driver:
         shard: Shard | None = None,
         oracle: type[Oracle] = Oracle,
         threads: bool = False,
+        around: Callable[[Tier], Tier] | None = None,
     ) -> None:
         self.layout = layout or make_layout()
         self.oracle = oracle(self.layout)
+        self.oracle.name_of = self._name_of
         self.folder = folder
         path = str(folder / "store") if disk_bytes else ""
         self.config = Config(
@@ -87,12 +92,17 @@ class Driver:
             shard=shard or Shard(),
         )
         self.threads = threads
+        self.around = around
         self.namespaces = {NS}
+        self.revisions: dict[Namespace, int] = {}
+        self.contents: dict[bytes, Namespace] = {}
         self._open()
 
     def _mover(self, **parts: Any) -> ManualMover | ThreadMover:
         """The factory that ``open`` calls: notes the host arena for the audit."""
         self.host: HostArena | None = parts["host"]
+        if self.around is not None and parts["disk"] is not None:
+            parts["disk"] = self.around(parts["disk"])
         return ThreadMover(**parts) if self.threads else ManualMover(**parts)
 
     def _open(self) -> None:
@@ -102,6 +112,23 @@ class Driver:
         self.sessions: list[Session] = []
         self.fences: list[StreamFence] = []
         self.committed: dict[Namespace, set[tuple[int, ...]]] = {}
+
+    def _name_of(self, number: int) -> bytes:
+        """The media behind a negative token: see ``radixkv.media``."""
+        names = self.core.media._names
+        which = (-number - 1) // 2
+        return names[which] + bytes([number % 2]) if which < len(names) else str(number).encode()
+
+    def content(self, ns: Namespace, root: bytes) -> Namespace:
+        """What the oracle takes for ``ns``, whose root has the key ``root``: replaced weights make other KV."""
+        number = self.revisions.get(ns, 0)
+        content = ns if not number else Namespace(ns.model, f"{ns.revision}#{number}", ns.adapter, ns.salt)
+        return self.contents.setdefault(root, content)
+
+    def replace_weights(self, *spaces: Namespace) -> None:
+        """From here on the KV of these namespaces is another one: told to the oracle, not to the cache."""
+        for ns in spaces:
+            self.revisions[ns] = self.revisions.get(ns, 0) + 1
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -114,10 +141,13 @@ class Driver:
         commit: bool = True,
         lag: bool = False,
         reserve: int = 0,
+        media: Sequence[Span] = (),
+        resume: bool = False,
     ) -> Session:
         """Acquire; where nothing has to be loaded first (and ``fill``), compute and commit the rest of the prompt."""
         self.namespaces.add(ns)
-        session = Session(self, ns, tokens, self.cache.acquire(ns, list(tokens), reserve_tokens=reserve))
+        lease = self.cache.acquire(ns, list(tokens), media, reserve_tokens=reserve, resume=resume)
+        session = Session(self, ns, tokens, lease, media=media)
         self.sessions.append(session)
         if fill and session.lease.ready:
             try:
@@ -127,17 +157,17 @@ class Driver:
                 raise
         return session
 
-    def run(self, tokens: Sequence[int], ns: Namespace = NS) -> int:
+    def run(self, tokens: Sequence[int], ns: Namespace = NS, media: Sequence[Span] = ()) -> int:
         """A whole request: acquire, wait, compute, commit, close. Returns the cached tokens it began with."""
-        session = self.lease(tokens, ns, fill=False).wait()
+        session = self.lease(tokens, ns, fill=False, media=media).wait()
         cached = session.lease.cached_tokens
         session.fill()
         session.close()
         return cached
 
-    def look(self, tokens: Sequence[int], ns: Namespace = NS) -> tuple[int, int, int]:
+    def look(self, tokens: Sequence[int], ns: Namespace = NS, media: Sequence[Span] = ()) -> tuple[int, int, int]:
         """Tokens found on the device, in host memory, on disk: cumulative, not capped at n - 1."""
-        match = self.cache.lookup(ns, list(tokens))
+        match = self.cache.lookup(ns, list(tokens), media)
         assert 0 <= match.device_tokens <= match.host_tokens <= match.disk_tokens <= len(tokens)
         assert match.covered_tokens == match.disk_tokens
         assert match.usable_tokens == min(match.covered_tokens, max(0, len(tokens) - 1))
@@ -313,6 +343,7 @@ class Driver:
     def restart(self) -> None:
         """Close cleanly and open again on the same store, as a new process would."""
         self.close()
+        self.contents = {}
         self._open()
 
 

@@ -5,7 +5,8 @@ Every element is an integer in [0, 2048), which float16 holds exactly, so a wron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -41,17 +42,22 @@ def prefix_hashes(seed: int, tokens: npt.NDArray[np.int32]) -> Words:
 
 class Oracle:
     """``oracle(ns, tokens)``: the float16 bits of those tokens' KV, shape [layers, 2, tokens, kv_heads, head_dim] (0:
-    K, 1: V)."""
+    K, 1: V).
+
+    Negative tokens stand for media. name_of: the content behind one, which is the same in every process though the
+    number is not.
+    """
 
     def __init__(self, layout: KVLayout) -> None:
         group = layout.group
         self.shape = (group.layers, 2, group.kv_heads, group.head_dim)
         lanes = _spread(np.arange(int(np.prod(self.shape)), dtype=np.uint64) + np.uint64(1 << 32))
         self._lanes = (lanes | np.uint64(1)).reshape(group.layers, 2, 1, group.kv_heads, group.head_dim)
+        self.name_of: Callable[[int], bytes] = lambda number: number.to_bytes(4, "little", signed=True)
         self._memo: dict[tuple[bytes, bytes], Bits] = {}
 
     def __call__(self, ns: Namespace, tokens: Sequence[int] | npt.NDArray[np.int32]) -> Bits:
-        array = np.asarray(tokens, np.int32)
+        array = self._content(np.asarray(tokens, np.int32))
         key = (ns.digest, array.tobytes())
         bits = self._memo.get(key)
         if bits is None:
@@ -59,6 +65,16 @@ class Oracle:
                 self._memo.clear()
             bits = self._memo[key] = self.compute(ns, array)
         return bits
+
+    def _content(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Numbers of media replaced by digests of what they stand for."""
+        if not len(tokens) or int(tokens.min()) >= 0:
+            return tokens
+        out = tokens.copy()
+        for number in np.unique(tokens[tokens < 0]).tolist():
+            digest = hashlib.sha256(self.name_of(number)).digest()
+            out[tokens == number] = int.from_bytes(digest[:4], "little", signed=True)
+        return out
 
     def compute(self, ns: Namespace, tokens: npt.NDArray[np.int32]) -> Bits:
         """The bits, computed anew. Subclasses put other payloads here."""
