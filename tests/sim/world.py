@@ -133,7 +133,7 @@ class World(Driver):
             disk=self.tier,
             queue_chunks=setup.queue_chunks,
         )
-        core = Core(config, self.device, mover, self.tier, nullcontext(), self.clock)
+        core = Core(config, self.device, mover, self.tier, nullcontext(), self.clock, self.chance.randbytes)
         core.tree.edge_pages = setup.edge_pages
         self.cache = Cache(core)
         if self.tier is not None:
