@@ -17,7 +17,7 @@ from radixkv.coverage import cover, host_tokens
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.evict import evict
 from radixkv.holding import Said
-from radixkv.keys import Namespace, as_tokens
+from radixkv.keys import Namespace, as_tokens, check_signs, plain_tokens
 from radixkv.layout import KVLayout
 from radixkv.lease import Lease
 from radixkv.loading import Purpose
@@ -91,18 +91,25 @@ class Cache:
         may be less.
         """
         self._check_namespace(namespace)
-        prompt = as_tokens(tokens)
+        prompt, checked = plain_tokens(tokens)
         n = len(prompt)
         with self._lock:
             plane = self._plane
             self._check_open()
-            key, limit = plane.core.media.key(prompt, media)
+            if not checked and (media or plane.core.media):
+                check_signs(prompt)
+                checked = True
+            key, limit = plane.core.media.key(prompt, media) if media else (prompt.tobytes(), n)
             if limit < n:
                 key = key[: 4 * limit]
             root = plane.tree.peek(namespace, plane.core.storage)
             if root is None or not limit:
+                if not checked:
+                    check_signs(prompt)
                 return Match(0, 0, 0, 0, 0)
             found = find(plane.tree, root, key, plane.core.config.policy.min_partial_tokens)
+            if not checked:
+                check_signs(prompt, found.pages * plane.tree.page_tokens)
             device = host = covered = found.device_tokens(plane.tree.page_tokens)
             if plane.tree.n_records and device < limit:
                 parts, covered = cover(plane.residency, root, found, key, device)

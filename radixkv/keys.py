@@ -106,6 +106,25 @@ def chunk_key(parent: bytes, tokens: bytes, media: bytes = b"") -> ChunkKey:
     )
 
 
+def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
+    """Tokens as a contiguous int32 array, and whether they have been checked: an int32 array's signs have not.
+
+    A match checks them for nothing: what equals tokens of the tree is as good as they are; the rest is for
+    ``check_signs``. Raises InvalidTokens as ``as_tokens`` does, but for that.
+    """
+    if type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens) <= MAX_TOKENS:
+        return (tokens if tokens.flags.c_contiguous else np.ascontiguousarray(tokens)), False
+    return as_tokens(tokens), True
+
+
+def check_signs(tokens: Tokens, first: int = 0) -> None:
+    """Raise InvalidTokens for the first negative token from position ``first`` on."""
+    rest = tokens[first:]
+    if len(rest) and np.bitwise_or.reduce(rest) < 0:  # one pass: the sign bits alone
+        at = first + int((rest < 0).argmax())
+        raise InvalidTokens(f"token {int(tokens[at])} at position {at} is outside [0, {MAX_TOKEN}]")
+
+
 def as_tokens(tokens: Any) -> Tokens:
     """Tokens as a contiguous int32 array; int32 arrays pass without a copy.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from radixkv.node import Node, Root, Tail, common_tokens
 from radixkv.tree import PrefixTree
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True, gc=False):
     """What ``lookup`` found. Tokens are cumulative over the tiers: device <= host <= disk, and not capped at the
     prompt's length less one.
 
