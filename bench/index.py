@@ -12,6 +12,7 @@ import json
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -19,9 +20,10 @@ import numpy as np
 
 from bench import peers, workloads
 from bench.indexes import PAGE_TOKENS, CacheIndex, Index, Maker, PlainIndex
-from bench.peers import SglangRust
+from bench.peers import SglangRust, VllmBlockPool
 from bench.report import FLOOR, judge, rules, table
 from bench.timing import Results, each, frozen, machine, quiet
+from radixkv.lease import Lease
 from radixkv.types import Tokens
 
 
@@ -54,6 +56,13 @@ MISS, EVICT = "first-page miss, 9,216 tokens", "evict, 64 pages a call"
 FULL_TRACE = 3000
 
 
+def decode_tokens(lease: Lease, tokens: Sequence[Tokens]) -> None:
+    """What an engine's steps ask of a lease, one token at a time."""
+    for token in tokens:
+        lease.append(1)
+        lease.commit(token)
+
+
 class Run:
     """One run over all indexes. Each measurement is repeated as a whole, the indexes taking turns in going first."""
 
@@ -62,12 +71,14 @@ class Run:
         self.makers = makers
         self.results = Results()
 
-    def turns(self, pages: int, repeats: int | None = None) -> Iterator[Index]:
-        """An empty index of each kind, for each repeat; no two of them are alive at once."""
+    def turns(self, pages: int, repeats: int | None = None, tight: int | None = None) -> Iterator[Index]:
+        """An empty index of each kind, for each repeat; no two of them are alive at once. tight: pages of those that
+        evict for themselves.
+        """
         for repeat in range(repeats or self.sizes.repeats):
             first = repeat % len(self.makers)
             for make in (*self.makers[first:], *self.makers[:first]):
-                index = make(pages)
+                index = make(tight if tight and make is VllmBlockPool else pages)
                 with quiet():
                     yield index
                 self._close([index])
@@ -165,7 +176,7 @@ class Run:
         work = workloads.trace(workloads.mooncake(path), self.sizes.requests)
         capacity = work.capacity_tokens // PAGE_TOKENS
         largest = max(len(work.sequence(i)) for i in range(work.count)) // PAGE_TOKENS
-        for index in self.turns(capacity + largest, min(3, self.sizes.repeats)):
+        for index in self.turns(capacity + largest, min(3, self.sizes.repeats), capacity):
             hits = cached = spent = tokens = 0
             for i in range(work.count):
                 given, again = index.prepare(work.sequence(i)), index.prepare(work.sequence(i))
@@ -176,7 +187,7 @@ class Run:
                 size = len(work.sequence(i))
                 tokens += size
                 cached += (size - covered) // PAGE_TOKENS
-                over = max(0, cached - capacity)
+                over = 0 if isinstance(index, VllmBlockPool) else max(0, cached - capacity)
                 began = perf_counter_ns()
                 freed = index.evict(over) if over else 0
                 index.insert(again)
@@ -214,21 +225,19 @@ class Run:
                 index.cache.close()
 
     def decode(self) -> None:
-        """append and commit of one token, over a short and a long history; page borders included (the mean counts)."""
+        """append and commit of one token, over a short and a long history: the median of runs of 16, so that every run
+        has one page border.
+        """
         for size in HISTORY:
             for _ in range(self.sizes.repeats):
                 index = CacheIndex((size + self.sizes.steps) // PAGE_TOKENS + 1)
                 prompt = np.arange(size, dtype=np.int32)
-                tokens = list(np.arange(self.sizes.steps, dtype=np.int32)[:, None])
+                tokens = list(np.arange(PAGE_TOKENS, dtype=np.int32)[:, None])
                 with quiet(), index.cache, index.cache.acquire(index.namespace, prompt) as lease:
                     lease.append(size)
                     lease.commit(prompt)
-                    began = perf_counter_ns()
-                    for token in tokens:
-                        lease.append(1)
-                        lease.commit(token)
-                    spent = perf_counter_ns() - began
-                self.results.add(f"decode step at {size:,} tokens", index.name, spent / 1e3 / len(tokens))
+                    spent = each(partial(decode_tokens, lease), [tokens] * (self.sizes.steps // PAGE_TOKENS))
+                self.results.add_calls(f"decode step at {size:,} tokens", index.name, spent, per=PAGE_TOKENS)
 
     def memory(self) -> None:
         """Bytes that Python and numpy hold for each 1,000 cached tokens of W2's shape; leases closed, no tiers."""
