@@ -10,7 +10,7 @@ from typing import Any
 from radixkv import flush as flushing
 from radixkv.acquire import acquire
 from radixkv.audit import audit
-from radixkv.clear import Cleared, bump_revision, clear
+from radixkv.clear import Cleared, bump_revision, clear, clear_retired
 from radixkv.config import Config
 from radixkv.core import Core, host_chunks
 from radixkv.coverage import cover, host_tokens
@@ -245,6 +245,7 @@ class Cache:
         with self._lock:
             self._check_open()
             self._plane.tick()
+            clear_retired(self._plane)
 
     def flush(self, timeout_s: float = 60.0) -> int:
         """Bring every committed chunk and tail to disk, synced. Returns how many are not there at the deadline or find

@@ -73,13 +73,27 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
     done = [0] * 6
     for root in roots:
         for record in list(plane.residency.records_below(root)):
-            done[2] += bool(record.tiers[DISK].state)
+            if record.tiers[DISK].state:
+                assert record.key is not None
+                plane.residency.condemned.add(record.key)
+                done[2] += 1
             plane.residency.drop(record, DISK)
         cleared = _clear_root(plane, root, None)
         done = [a + b for a, b in zip(done, cleared, strict=True)]
         if not root.retired:
             tree.retire(root)
     return Cleared(*done)
+
+
+def clear_retired(plane: Plane) -> None:
+    """What leases and copies in flight kept of revisions that are over goes once they have let go of it, and deletes
+    that failed are asked for again.
+    """
+    if plane.residency.condemned:
+        plane.residency.delete_condemned()
+    for root in list(plane.tree.retired):
+        _clear_root(plane, root, None)
+        plane.tree.forget_root(root)
 
 
 def _clear_device(plane: Plane, node: Node) -> None:

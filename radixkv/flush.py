@@ -32,6 +32,7 @@ def _save(plane: Plane, timeout_s: float) -> int:
     least, idle = -1, 0
     with plane.lock:
         plane.stores.lossless = True
+        plane.residency.delete_condemned()
     try:
         while True:
             with plane.lock:

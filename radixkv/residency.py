@@ -46,6 +46,7 @@ class Residency:
         self.dirty: deque[ChunkRecord] = deque()  # readable in the host, not yet offered to disk, oldest first
         self.deleting: dict[bytes, int] = {}  # deletes under way whose key has not been written again
         self.foreign: set[bytes] = set()  # those of them that another model, layout or shard stored
+        self.condemned: set[bytes] = set()  # stored keys of revisions that are over, until their delete has worked
         self.strays: dict[bytes, int] = {}  # stored keys no request of this cache can reach -> bytes; they go first
 
     # what may be served
@@ -218,18 +219,26 @@ class Residency:
         assert isinstance(flight.plan, DeletePlan)
         for key in flight.plan.keys:
             size = self.deleting.pop(key, None)
-            if size is not None and done.outcome is not Outcome.OK:
+            if done.outcome is Outcome.OK:
+                self.condemned.discard(key)
+            elif size is not None:
                 self.strays[key] = size
                 self.disk_used += size
 
     def clear_strays(self) -> None:
         """Delete stored chunks that were this cache's and that nobody can reach any more; other models' stay."""
-        ours = {key: size for key, size in self.strays.items() if key not in self.foreign}
-        for key, size in ours.items():
+        self._delete_strays({key: size for key, size in self.strays.items() if key not in self.foreign})
+
+    def delete_condemned(self) -> None:
+        """Delete again what another process would take for KV of the weights that are in use."""
+        self._delete_strays({key: self.strays[key] for key in self.condemned if key in self.strays})
+
+    def _delete_strays(self, sizes: dict[bytes, int]) -> None:
+        for key, size in sizes.items():
             del self.strays[key]
             self.disk_used -= size
-        if ours:
-            self._delete(ours)
+        if sizes:
+            self._delete(sizes)
 
     # room
 
