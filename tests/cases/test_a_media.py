@@ -1,4 +1,4 @@
-"""Class A, media: equal placeholders with other content never share KV, in no tier, and the same content always does."""
+"""Class A, media: equal placeholders with other content never share KV, in any tier, and the same content does."""
 
 from __future__ import annotations
 
