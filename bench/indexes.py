@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import radixkv
 from bench.prototype import Prototype
@@ -13,6 +13,14 @@ from radixkv.types import Tokens
 PAGE_TOKENS = 16
 SLACK_PAGES = 64
 """Pages beside the workload's own: what copy-on-write takes for a moment."""
+
+
+class Spent(NamedTuple):
+    """Nanoseconds of a whole request and of its commit alone, and pages it made others give up."""
+
+    whole: int
+    commit: int
+    freed: int
 
 
 class Index(Protocol):
@@ -75,18 +83,19 @@ class CacheIndex:
         """The whole request: see ``request``."""
         self.request(given, given)
 
-    def request(self, prompt: Tokens, sequence: Tokens) -> tuple[int, int]:
-        """acquire the prompt, append and commit what of ``sequence`` is not cached, close. Nanoseconds of it all, and
-        of the commit alone.
+    def request(self, prompt: Tokens, sequence: Tokens, evict: int = 0) -> Spent:
+        """acquire the prompt, append and commit what of ``sequence`` is not cached, close. evict: pages given up once
+        the prompt is held, so that none of them is its own.
         """
         began = perf_counter_ns()
         lease = self.cache.acquire(self.namespace, prompt)
+        freed = self.cache.evict(evict) if evict else 0
         lease.append(len(sequence) - lease.length)
         before = perf_counter_ns()
         lease.commit(sequence[lease.committed :])
         after = perf_counter_ns()
         lease.close()
-        return perf_counter_ns() - began, after - before
+        return Spent(perf_counter_ns() - began, after - before, freed)
 
     def hold(self, given: Tokens) -> None:
         """acquire and close."""

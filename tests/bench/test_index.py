@@ -14,6 +14,7 @@ from bench import index, peers
 from bench.indexes import CacheIndex, PlainIndex
 from bench.report import BASE, FLOOR, OURS, RUST, Rule, judge, rules, table
 from bench.timing import Results
+from bench.workloads import Requests
 
 TINY = index.Sizes(
     repeats=1, sequences=4, asked=2, chats=3, prompts=1, leaves=(20,), memory_chats=1, steps=17, requests=3
@@ -39,6 +40,23 @@ def test_indexes_agree_on_hits() -> None:
     assert ours.lookup(prompt) == 100  # exact to the token
     assert ours.evict(7) == plain.evict(6) + 1
     assert ours.lookup(prompt) == plain.lookup(prompt) == 0
+    ours.cache.check()
+    ours.cache.close()
+
+
+def test_trace_replay_stays_within_its_capacity() -> None:
+    """Chats that come back and are evicted in between: equal hits, and never more pages than the capacity, which an
+    eviction of a request's own match would lead past.
+    """
+    rng = np.random.default_rng(3)
+    chains = [[100 * chat + i for i in range(12)] for chat in range(6)]
+    blocks = [chains[int(rng.integers(6))][: int(rng.integers(1, 12))] for _ in range(120)]
+    table = rng.integers(0, 1000, (600, 512), dtype=np.int32)
+    work = Requests(lambda i: table[blocks[i]].reshape(-1), len(blocks), 24 * 512)
+    ours, plain = CacheIndex(36 * 32), PlainIndex(36 * 32)
+    hits = index.replay(plain, work)[1]
+    assert index.replay(ours, work)[1] == hits > 0
+    assert ours.cache.stats().cached_pages == plain.cached_pages <= 24 * 32
     ours.cache.check()
     ours.cache.close()
 
