@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn. Times to the first token in seconds. same: all three chose the same first token."""
+    """One turn. Times to the first token in seconds, and the processor's time for the same (closing included). same:
+    all three chose the same first token.
+    """
 
     client: int
     round: int
@@ -70,18 +72,24 @@ class Turn:
     cached_s: float
     resident_s: float
     off_s: float
+    cached_cpu_s: float
+    resident_cpu_s: float
+    off_cpu_s: float
     same: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One prompt that nothing was cached of. Seconds of the whole request: with the cache, with it off, and computed
-    alone.
+    """One prompt length that nothing was cached of. Seconds of a whole request, and of the processor: with the cache,
+    with it off, and computed alone.
     """
 
     cached_s: float
     off_s: float
     bare_s: float
+    cached_cpu_s: float
+    off_cpu_s: float
+    bare_cpu_s: float
 
 
 class Bench:
@@ -141,32 +149,36 @@ class Bench:
             lambda: resident.first_token(prompt),
             lambda: first_token(self.off, prompt),
         ]
-        found: list[tuple[float, int]] = [(0.0, 0)] * len(runs)
-        for i in range(len(runs)):
-            which = (at + i) % len(runs)
+        found: list[tuple[float, int]] = [(0.0, 0)] * 3
+        cpu = [0.0] * 3
+        for i in range(3):
+            which = (at + i) % 3
             with quiet():
+                before = process_time()
                 found[which] = runs[which]()
+                cpu[which] = process_time() - before
         cached, resident_s, off = (seconds for seconds, _ in found)
         same = len({token for _, token in found}) == 1
-        return Turn(client, turn, len(prompt), have, cached, resident_s, off, same)
+        return Turn(client, turn, len(prompt), have, cached, resident_s, off, cpu[0], cpu[1], cpu[2], same)
 
     def no_reuse(self) -> list[Pair]:
         """Prompts that share nothing, each one whole request in three ways."""
         load, out = self.load, list[Pair]()
         for i in range(load.pairs):
-            seconds = [0.0] * 3
+            seconds, cpu = [0.0] * 3, [0.0] * 3
             for j in range(3):
                 which = (i + j) % 3
                 prompt = self.tokens(load.system + load.request, 2, i, which)
-                with quiet():
+                with Resident(self.model, self.yardstick, self.namespace) as bare, quiet():
+                    if which == 2:
+                        bare.place(prompt, 0)
+                    before = process_time()
                     if which < 2:
-                        engine = (self.engine, self.off)[which]
-                        seconds[which] = engine.generate(prompt, load.output).total_s
+                        seconds[which] = (self.engine, self.off)[which].generate(prompt, load.output).total_s
                     else:
-                        with Resident(self.model, self.yardstick, self.namespace) as bare:
-                            bare.place(prompt, 0)
-                            seconds[which] = bare.answer(prompt, load.output)
-            out.append(Pair(*seconds))
+                        seconds[which] = bare.answer(prompt, load.output)
+                    cpu[which] = process_time() - before
+            out.append(Pair(*seconds, *cpu))
         return out
 
 
@@ -196,6 +208,14 @@ def tiny_model(dtype: str) -> Any:
     return transformers.LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
 
 
+def ratios(rows: Sequence[Turn] | Sequence[Pair], over: str, under: str) -> dict[str, float]:
+    """Of two columns: the median of the rows' ratios by the clock, by the processor's time, and their quartiles."""
+    wall = [getattr(row, f"{over}_s") / getattr(row, f"{under}_s") for row in rows]
+    cpu = [getattr(row, f"{over}_cpu_s") / getattr(row, f"{under}_cpu_s") for row in rows]
+    low, _, high = statistics.quantiles(wall, n=4, method="inclusive") if len(wall) > 1 else wall * 3
+    return {"median": statistics.median(wall), "low": low, "high": high, "cpu": statistics.median(cpu)}
+
+
 def summary(turns: Sequence[Turn], pairs: Sequence[Pair]) -> dict[str, Any]:
     """Medians by round, the ratios that have targets, and whether each is met."""
     rounds = []
@@ -204,20 +224,14 @@ def summary(turns: Sequence[Turn], pairs: Sequence[Pair]) -> dict[str, Any]:
         row: dict[str, Any] = {"round": turn, "turns": len(here)}
         for name in ("prompt_tokens", "cached_tokens", "cached_s", "resident_s", "off_s"):
             row[name] = statistics.median(getattr(t, name) for t in here)
-        row["to_resident"] = statistics.median(t.cached_s / t.resident_s for t in here)
-        row["to_off"] = statistics.median(t.off_s / t.cached_s for t in here)
+        row["to_resident"], row["to_off"] = ratios(here, "cached", "resident"), ratios(here, "off", "cached")
         rounds.append(row)
-    to_resident = statistics.median(t.cached_s / t.resident_s for t in turns)
-    out: dict[str, Any] = {
-        "rounds": rounds,
-        "same_first_tokens": all(t.same for t in turns),
-        "to_resident": to_resident,
-        "to_resident_met": to_resident <= TTFT_TARGET,
-    }
+    out: dict[str, Any] = {"rounds": rounds, "same_first_tokens": all(t.same for t in turns)}
+    out["to_resident"] = ratios(turns, "cached", "resident")
+    out["to_resident_met"] = out["to_resident"]["median"] <= TTFT_TARGET
     if pairs:
-        to_off = statistics.median(p.cached_s / p.off_s for p in pairs)
-        out["no_reuse_to_off"], out["no_reuse_to_off_met"] = to_off, to_off <= NO_REUSE_TARGET
-        out["no_reuse_to_bare"] = statistics.median(p.cached_s / p.bare_s for p in pairs)
+        out["no_reuse_to_off"], out["no_reuse_to_bare"] = (ratios(pairs, "cached", name) for name in ("off", "bare"))
+        out["no_reuse_to_off_met"] = out["no_reuse_to_off"]["median"] <= NO_REUSE_TARGET
     return out
 
 
@@ -225,21 +239,23 @@ def show(found: dict[str, Any]) -> None:
     """Print a summary."""
     print("round  prompt  cached  | time to first token, ms: cache  resident       off  | cache/resident  off/cache")
     for row in found["rounds"]:
-        cells = [row["round"], row["prompt_tokens"], row["cached_tokens"]]
-        times = [1000 * row[name] for name in ("cached_s", "resident_s", "off_s")]
+        cache, resident, off = (1000 * row[name] for name in ("cached_s", "resident_s", "off_s"))
         print(
-            f"{cells[0]:5}  {cells[1]:6.0f}  {cells[2]:6.0f}  | {times[0]:30.1f}  {times[1]:8.1f}  {times[2]:8.1f}",
-            end="",
+            f"{row['round']:5}  {row['prompt_tokens']:6.0f}  {row['cached_tokens']:6.0f}  | {cache:30.1f}  "
+            f"{resident:8.1f}  {off:8.1f}  | {row['to_resident']['median']:14.3f}  {row['to_off']['median']:9.2f}"
         )
-        print(f"  | {row['to_resident']:14.3f}  {row['to_off']:9.2f}")
-    said = {True: "met", False: "NOT MET"}
-    print(
-        f"cache / resident, all turns: {found['to_resident']:.3f} (<= {TTFT_TARGET}: {said[found['to_resident_met']]})"
-    )
-    if "no_reuse_to_off" in found:
-        met = said[found["no_reuse_to_off_met"]]
-        print(f"no reuse, cache / off: {found['no_reuse_to_off']:.4f} (<= {NO_REUSE_TARGET}: {met})", end="")
-        print(f", cache / computing alone: {found['no_reuse_to_bare']:.4f}")
+    said = {True: "met", False: "NOT MET", None: ""}
+    for name, text, target in (
+        ("to_resident", "cache / resident, all turns", TTFT_TARGET),
+        ("no_reuse_to_off", "no reuse, cache / off", NO_REUSE_TARGET),
+        ("no_reuse_to_bare", "no reuse, cache / computed alone", None),
+    ):
+        if name in found:
+            r, verdict = found[name], said[found.get(f"{name}_met")]
+            aim = f", target {target}: {verdict}" if target else ""
+            print(
+                f"{text}: {r['median']:.3f} (quartiles {r['low']:.3f} to {r['high']:.3f}, by CPU {r['cpu']:.3f}){aim}"
+            )
     print("first tokens are the same in all three" if found["same_first_tokens"] else "FIRST TOKENS DIFFER")
 
 

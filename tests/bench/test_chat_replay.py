@@ -61,11 +61,15 @@ def test_replay(model: Any, share: float) -> None:
 
 
 def test_summary() -> None:
-    turns = [Turn(0, 0, 100, 0, 1.0, 1.0, 1.0, True), Turn(0, 1, 200, 150, 0.5, 0.4, 2.0, True)]
-    found = summary(turns, [Pair(1.02, 1.0, 1.0)])
-    assert [row["to_off"] for row in found["rounds"]] == [1.0, 4.0]
-    assert found["to_resident"] == pytest.approx(1.125) and found["to_resident_met"]
-    assert not found["no_reuse_to_off_met"] and found["same_first_tokens"]
+    turns = [
+        Turn(0, 0, 100, 0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, True),
+        Turn(0, 1, 200, 150, 0.5, 0.4, 2.0, 0.3, 0.2, 1.0, True),
+    ]
+    found = summary(turns, [Pair(1.02, 1.0, 1.0, 2.0, 1.0, 4.0)])
+    assert [row["to_off"]["median"] for row in found["rounds"]] == [1.0, 4.0]
+    assert found["to_resident"] == pytest.approx({"median": 1.125, "low": 1.0625, "high": 1.1875, "cpu": 1.25})
+    assert found["to_resident_met"] and not found["no_reuse_to_off_met"] and found["same_first_tokens"]
+    assert found["no_reuse_to_bare"]["cpu"] == 0.5
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
