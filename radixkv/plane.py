@@ -52,8 +52,9 @@ class Plane:
 
     @property
     def leases(self) -> list[Any]:
-        """The open leases."""
-        return [lease for ref in self._leases.values() if (lease := ref()) is not None] + [*self.dropped]
+        """The open leases, those that were dropped included, each once: a finaliser may leave its reference alive."""
+        alive = [lease for ref in list(self._leases.values()) if (lease := ref()) is not None]
+        return list({id(lease): lease for lease in (*alive, *self.dropped)}.values())
 
     def opened(self, lease: Any) -> None:
         """Remember an open lease, without keeping it alive."""
