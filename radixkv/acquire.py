@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
 from radixkv.holding import Said
@@ -83,9 +81,8 @@ def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes
     partial = found.partial
     if isinstance(partial, Tail):
         partial.last_use = plane.tree.now
-        page = np.array([partial.page], np.int32)
-        plane.pool.retain(page)
-        ids += page.tobytes()
+        plane.pool.ref[partial.page] += 1
+        ids += partial.page.to_bytes(4, "little")
     elif partial is not None:  # a partial hit inside a full page: pinned one page deeper, as part of the tree
         end, depth = partial, depth + 1
         ids += partial.pages[:4]

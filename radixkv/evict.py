@@ -44,13 +44,17 @@ def trim(tree: PrefixTree, node: Node, want: int) -> int:
     """Cut up to ``want`` pages from a leaf's resident end, not past its deepest pin. Returns pages freed."""
     if node.resident_children or not node.pages:
         return 0
-    pool, resident = tree.pool, node.resident
-    low = max(0, resident - want)
+    pool, resident = tree.pool, len(node.pages) >> 2
+    low = resident - want if resident > want else 0
     if node.pins:
         low = max(low, node.pins[-1] - node.start)
     if low >= resident:
         return 0  # pinned to its end: ``unpin`` offers it again
     blocked = False
+    if low == resident - 1 and not pool.n_busy:
+        freed = pool.leave_one(int.from_bytes(node.pages[-4:], "little"))
+        node.pages = node.pages[:-4]
+        return _trimmed(tree, node, freed, blocked=False)
     out = node.page_ids(low)
     if pool.n_busy:
         busy = np.flatnonzero(pool.busy[out])
@@ -62,7 +66,11 @@ def trim(tree: PrefixTree, node: Node, want: int) -> int:
                 return 0
             out = node.page_ids(low)
     node.pages = node.pages[: 4 * low]
-    freed = pool.leave(out)
+    return _trimmed(tree, node, pool.leave(out), blocked=blocked)
+
+
+def _trimmed(tree: PrefixTree, node: Node, freed: int, *, blocked: bool) -> int:
+    """Pages of ``node`` have gone: it is a candidate still, or its parent has a resident child less."""
     if node.pages:
         if not blocked:
             tree.offer_victim(node)

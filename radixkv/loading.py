@@ -65,20 +65,20 @@ class Loading(Holding):
     @property
     def settled(self) -> bool:
         """Every byte it needs is in host memory or on the device, and verified: ``cached_tokens`` is final."""
-        with self._plane.core.lock:  # another thread may be settling it: the block table changes after the last part
+        with self._plane.lock:  # another thread may be settling it: the block table changes after the last part
             return not self._pending
 
     @property
     def ready(self) -> bool:
         """Settled, and no load still writes a page of the block table: ``wait`` would return at once."""
         pool = self._plane.pool
-        with self._plane.core.lock:
+        with self._plane.lock:
             return not self._pending and not (pool.n_incoming and pool.incoming[self._table[: self._entries]].any())
 
     @property
     def hit(self) -> Hit:
         """Where the cached tokens came from; provisional until settled."""
-        with self._plane.core.lock:
+        with self._plane.lock:
             return self._hit or self._count_hit()
 
     @property

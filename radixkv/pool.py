@@ -70,6 +70,11 @@ class PagePool:
             raise OutOfPages(f"{count} pages wanted, {self.free} of {self.pages} free")
         self.free -= count
         out = self.stack[self.free : self.free + count].copy()
+        if count == 1:  # a decode step's page border: one number costs a tenth of an index array of one
+            page = out.item(0)
+            self.ref[page] = 1
+            self.fill[page] = 0
+            return out
         self.ref[out] = 1
         self.fill[out] = 0
         return out
@@ -80,15 +85,42 @@ class PagePool:
 
     def release(self, pages: PageIds) -> None:
         """One lease fewer holds these pages (no id twice); those that are nobody's now become free, or drain."""
+        if len(pages) == 1:
+            self.release_one(pages.item(0))
+            return
         left = self.ref[pages] - 1
         self.ref[pages] = left
         dead = pages[(left == 0) & ~self.cached[pages]]
         if len(dead):
             self._dead(dead)
 
+    def release_one(self, page: int) -> None:
+        """``release`` of one page."""
+        left = self.ref.item(page) - 1
+        self.ref[page] = left
+        if not left and not self.cached.item(page):
+            self._dead_one(page)
+
+    def _dead_one(self, page: int) -> int:
+        self.loading[page] = False
+        if self.n_busy and self.busy.item(page):
+            return 0  # it drains: ``unhold`` frees it
+        self.stack[self.free] = page
+        self.free += 1
+        return 1
+
+    def leave_one(self, page: int) -> int:
+        """``leave`` of one page."""
+        self.cached[page] = False
+        self.n_cached -= 1
+        return 0 if self.ref.item(page) else self._dead_one(page)
+
     def enter(self, pages: PageIds) -> None:
         """The tree takes these pages in; the holder's refs stay until it releases them."""
-        self.cached[pages] = True
+        if len(pages) == 1:
+            self.cached[pages.item(0)] = True
+        else:
+            self.cached[pages] = True
         self.n_cached += len(pages)
 
     def leave(self, pages: PageIds) -> int:

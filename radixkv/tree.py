@@ -250,7 +250,10 @@ class PrefixTree(Paths):
 
     def _take_in(self, pages: PageIds) -> None:
         self.pool.enter(pages)
-        self.pool.fill[pages] = self.page_tokens
+        if len(pages) == 1:
+            self.pool.fill[pages.item(0)] = self.page_tokens
+        else:
+            self.pool.fill[pages] = self.page_tokens
 
     # tails
 
@@ -268,7 +271,7 @@ class PrefixTree(Paths):
         node.tails.remove(tail)
         if not node.tails:
             node.tails = None
-        freed = self.pool.leave(np.array([tail.page], np.int32))
+        freed = self.pool.leave_one(tail.page)
         self.count_resident(node, -1)
         return freed
 
