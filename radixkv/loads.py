@@ -128,7 +128,7 @@ class Loads:
             self._over(read)
             return True
         tokens = residency.tokens(record)
-        slot, staging = self._host_copy(record, tokens), False
+        slot, staging = self._host_copy(record), False
         if slot is None and not any(waiter.part_pages(part) is not None for waiter, part in read.waiters):
             self._fail(read)  # a staging buffer would be no host copy
             self._over(read)
@@ -150,13 +150,13 @@ class Loads:
             self._read_done(flight, Done(plan.id, Outcome.ERROR))
         return True
 
-    def _host_copy(self, record: ChunkRecord, tokens: int) -> int | None:
+    def _host_copy(self, record: ChunkRecord) -> int | None:
         """A slot to keep a host copy in, where the host tier can have the record at all."""
         residency = self.residency
         if record.tiers[HOST].state or (record.parent is not None and not record.parent.tiers[HOST].state):
             return None
         residency.claim_parent(record, HOST)
-        slot = residency.host_room(tokens)
+        slot = residency.host_room(record)
         if slot is None:
             residency.unclaim_parent(record, HOST)
         return slot

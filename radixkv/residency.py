@@ -242,27 +242,27 @@ class Residency:
 
     # room
 
-    def host_room(self, tokens: int, *, lossless: bool = False) -> HostSlot | None:
-        """A host slot for ``tokens`` tokens, if need be at the cost of colder leaves. lossless: none without a disk
-        copy is given up.
+    def host_room(self, wanted: ChunkRecord, *, lossless: bool = False) -> HostSlot | None:
+        """A host slot for ``wanted``, if need be at the cost of colder leaves: never of hotter ones, or two records
+        would push each other out for ever. lossless: none without a disk copy is given up.
         """
         slots = self.core.slots
-        units = slots.units(tokens)
+        units = slots.units(self.tokens(wanted))
         while slots.chunks:
             slot = slots.take(units)
             if slot is not None:
                 return slot
-            victim = self._far_side(HOST) or self._host_victim(lossless)
+            victim = self._far_side(HOST) or self._host_victim(wanted, lossless)
             if victim is None:
                 return None
             self.core.counters.host_evicted += 1
             self.drop(victim, HOST)
         return None
 
-    def _host_victim(self, lossless: bool) -> ChunkRecord | None:
+    def _host_victim(self, wanted: ChunkRecord, lossless: bool) -> ChunkRecord | None:
         kept: list[ChunkRecord] = []
         found = None
-        while found is None and (record := self._pop(HOST)) is not None:
+        while found is None and (record := self._pop(HOST, wanted)) is not None:
             if self.core.slots.pinned(record.slot):
                 kept.append(record)
             elif self.core.disk is not None and not record.tiers[DISK].state and (self.write(record) or lossless):
@@ -274,18 +274,22 @@ class Residency:
         self.host_waits = bool(kept)
         return found
 
-    def _pop(self, tier: int) -> ChunkRecord | None:
-        """The coldest leaf of the tier."""
+    def _pop(self, tier: int, wanted: ChunkRecord) -> ChunkRecord | None:
+        """The coldest leaf of the tier, if ``wanted`` is no colder."""
+        rank, use = self.core.policy.rank, self.tree.record_use
         while (record := self.victims[tier].pop()) is not None:
             residence = record.tiers[tier]
             residence.queued = False
             if residence.state is State.READY and not residence.children:
-                return record
+                if rank(use(record)) <= rank(use(wanted)):
+                    return record
+                self.offer(record, tier)
+                return None
         return None
 
-    def disk_room(self, need: int) -> bool:
-        """Make ``need`` bytes fit under the disk tier's budget: strays and far sides of holes first, then the coldest
-        leaves.
+    def disk_room(self, need: int, wanted: ChunkRecord) -> bool:
+        """Make ``need`` bytes for ``wanted`` fit under the disk tier's budget: strays and far sides of holes first,
+        then leaves that are no hotter, the coldest first.
         """
         core = self.core
         assert core.disk is not None
@@ -298,16 +302,16 @@ class Residency:
                 if not self._delete({key: size}):
                     return False
                 continue
-            victim = self._far_side(DISK) or self._disk_victim()
+            victim = self._far_side(DISK) or self._disk_victim(wanted)
             if victim is None:
                 return False
             core.counters.disk_evicted += 1
             self.drop(victim, DISK)
         return True
 
-    def _disk_victim(self) -> ChunkRecord | None:
+    def _disk_victim(self, wanted: ChunkRecord) -> ChunkRecord | None:
         kept: list[ChunkRecord] = []
-        while (record := self._pop(DISK)) is not None and record.read is not None:
+        while (record := self._pop(DISK, wanted)) is not None and record.read is not None:
             kept.append(record)
         for other in kept:
             self.offer(other, DISK)
@@ -378,7 +382,7 @@ class Residency:
         need = core.disk.footprint(raw)
         self.claim_parent(record, DISK)
         record.busy += 1
-        room = self.disk_room(need)
+        room = self.disk_room(need, record)
         record.busy -= 1
         if not room:
             core.counters.write_refused += 1

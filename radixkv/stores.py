@@ -204,7 +204,7 @@ class Stores:
     def _to_host(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
         core, residency = self.core, self.residency
         residency.claim_parent(record, HOST)
-        slot = residency.host_room(tokens, lossless=self.lossless)
+        slot = residency.host_room(record, lossless=self.lossless)
         if slot is not None:
             plan = self._copy(record, pages, tokens, slot, staging=False)
             if plan:
