@@ -183,11 +183,17 @@ def test_b13_pages_of_forgotten_leases_serve_the_next_request(drive: Drive) -> N
 def test_b13_an_exception_in_a_with_block(drive: Drive) -> None:
     """What was committed is published, the rest comes back, and nothing counts as forgotten."""
     d = drive()
-    with pytest.raises(KeyError), d.cache.acquire(NS, prompt(100), reserve_tokens=50) as lease:
-        slots = lease.append(100)
-        d.device.compute[:, :, slots] = d.device.movers[:, :, slots] = d.oracle(NS, prompt(100))
-        lease.commit(prompt(100)[:70])
-        raise KeyError("in the engine")
+    lease = d.cache.acquire(NS, prompt(100), reserve_tokens=50)
+
+    def engine() -> None:
+        with lease:
+            slots = lease.append(100)
+            d.device.compute[:, :, slots] = d.device.movers[:, :, slots] = d.oracle(NS, prompt(100))
+            lease.commit(prompt(100)[:70])
+            raise KeyError("in the engine")
+
+    with pytest.raises(KeyError):
+        engine()
     assert lease.closed
     gc.collect()
     assert d.look(prompt(100))[0] == 70

@@ -3,6 +3,8 @@ D-E8, D-B7)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from radixkv import ConfigError, OutOfPages
@@ -11,7 +13,7 @@ from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, Driver, LoadPlan, Outcome, ReadPlan, prompt
 
 
-def cold(drive: Drive, tokens: int = 256, **options: int) -> Driver:
+def cold(drive: Drive, tokens: int = 256, **options: Any) -> Driver:
     """A driver whose prompt is on disk alone."""
     d = drive(disk_bytes=DISK, **options)
     d.to_disk(prompt(tokens))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 import radixkv
 from radixkv.cache import Cache
 from radixkv.config import Config, DeviceConfig, DiskConfig, HostConfig, PolicyConfig, Shard
@@ -15,6 +17,7 @@ from radixkv.core import Core
 from radixkv.executor import CHANGES
 from radixkv.keys import Namespace
 from radixkv.layout import KVLayout
+from radixkv.match import find
 from radixkv.media import Span
 from radixkv.mover import ManualMover, ThreadMover
 from radixkv.plan import LoadPlan, Outcome, Plan, ReadPlan, StorePlan, WritePlan
@@ -72,7 +75,7 @@ class Driver:
         shard: Shard | None = None,
         oracle: type[Oracle] = Oracle,
         threads: bool = False,
-        around: Callable[[Tier], Tier] | None = None,
+        around: Callable[[Tier], Any] | None = None,
     ) -> None:
         self.layout = layout or make_layout()
         self.oracle = oracle(self.layout)
@@ -164,6 +167,24 @@ class Driver:
         session.fill()
         session.close()
         return cached
+
+    def run_threaded(self, tokens: Sequence[int], ns: Namespace = NS) -> int:
+        """``run`` where copies end by themselves."""
+        session = self.lease(tokens, ns, fill=False)
+        session.lease.wait()
+        cached = session.lease.cached_tokens
+        session.fill()
+        session.close()
+        return cached
+
+    def records(self, tokens: Sequence[int], ns: Namespace = NS) -> list[tuple[int, bytes]]:
+        """Index and key of the chunks on disk along a prompt, in order."""
+        tree = self.core.tree
+        root = tree.peek(ns, self.core.storage)
+        assert root is not None
+        path = find(tree, root, np.array(tokens, np.int32).tobytes()).path
+        found = [record for node in path for record in (*(node.records or ()), *(node.shorts or ()))]
+        return [(record.index, record.key) for record in found if record.key is not None]
 
     def look(self, tokens: Sequence[int], ns: Namespace = NS, media: Sequence[Span] = ()) -> tuple[int, int, int]:
         """Tokens found on the device, in host memory, on disk: cumulative, not capped at n - 1."""
