@@ -7,6 +7,7 @@ from itertools import chain
 
 from radixkv.node import DISK, HOST, ChunkRecord, Node, State
 from radixkv.plane import Plane
+from radixkv.stores import Job
 
 WAIT_S = 0.02
 ROUNDS = 3
@@ -31,7 +32,7 @@ def _save(plane: Plane, timeout_s: float) -> int:
     deadline = core.clock() + timeout_s
     least, idle = -1, 0
     with plane.lock:
-        plane.stores.lossless = True
+        plane.stores.flushing += 1
         plane.residency.delete_condemned()
     try:
         while True:
@@ -54,14 +55,14 @@ def _save(plane: Plane, timeout_s: float) -> int:
                     return len(list(unsaved(plane)))
     finally:
         with plane.lock:
-            plane.stores.lossless = False
+            plane.stores.flushing -= 1
 
 
 def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) -> None:
     if isinstance(place, ChunkRecord):
         plane.residency.write(place)
     else:
-        plane.stores.add(*place)
+        plane.stores.run(Job(*place))  # not queued: the next round asks again for what must wait
 
 
 def _settle(plane: Plane, deadline: float) -> bool:

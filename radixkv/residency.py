@@ -265,7 +265,7 @@ class Residency:
         while found is None and (record := self._pop(HOST, wanted)) is not None:
             if self.core.slots.pinned(record.slot):
                 kept.append(record)
-            elif self.core.disk is not None and not record.tiers[DISK].state and (self.write(record) or lossless):
+            elif self.core.disk is not None and not record.tiers[DISK].state and (self._clean(record) or lossless):
                 kept.append(record)  # on its way to disk: clean later
             else:
                 found = record
@@ -273,6 +273,13 @@ class Residency:
             self.offer(record, HOST)
         self.host_waits = bool(kept)
         return found
+
+    def _clean(self, record: ChunkRecord) -> bool:
+        """Start writing a victim. Refused, it must not be offered anew: the search would meet it again for ever."""
+        record.busy += 1
+        started = self.write(record)
+        record.busy -= 1
+        return started
 
     def _pop(self, tier: int, wanted: ChunkRecord) -> ChunkRecord | None:
         """The coldest leaf of the tier, if ``wanted`` is no colder."""
@@ -405,8 +412,6 @@ class Residency:
         """Hand a reserved record's bytes at ``slot`` to the writer lane. False: refused, and no longer reserved."""
         core, tree = self.core, self.tree
         assert record.key is not None
-        self.deleting.pop(record.key, None)
-        self.disk_used -= self.strays.pop(record.key, 0)  # what stands under this key is replaced
         root = tree.root_of(record.node)
         if not root.named:
             root.named = self._name(root.key, root.namespace.parts() if root.namespace is not None else {})
@@ -417,6 +422,8 @@ class Residency:
             core.counters.write_refused += 1
             self.unreserve(record)
             return False
+        self.deleting.pop(record.key, None)  # what stands under this key is replaced
+        self.disk_used -= self.strays.pop(record.key, 0)
         record.tiers[DISK].plan = plan.id
         record.busy += 1
         self._pins(staging).pin(slot)

@@ -57,7 +57,7 @@ class Stores:
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
         self.lane_full = False  # the store lane refused the last copy
-        self.lossless = False  # while flushing: no host chunk without a disk copy is given up
+        self.flushing = 0  # flushes under way: until they end no host chunk without a disk copy is given up
         self.spills = 0  # staging buffers now used by chunks on their way from the device to disk
 
     @property
@@ -204,7 +204,7 @@ class Stores:
     def _to_host(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
         core, residency = self.core, self.residency
         residency.claim_parent(record, HOST)
-        slot = residency.host_room(record, lossless=self.lossless)
+        slot = residency.host_room(record, lossless=self.flushing > 0)
         if slot is not None:
             plan = self._copy(record, pages, tokens, slot, staging=False)
             if plan:
