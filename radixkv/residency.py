@@ -46,6 +46,7 @@ class Residency:
         self.dirty: deque[ChunkRecord] = deque()  # readable in the host, not yet offered to disk, oldest first
         self.deleting: dict[bytes, int] = {}  # deletes under way whose key has not been written again
         self.foreign: set[bytes] = set()  # those of them that another model, layout or shard stored
+        self.keys: set[bytes] = set()  # of the records with a state on disk: never two of one key, whatever the hash
         self.condemned: set[bytes] = set()  # stored keys of revisions that are over, until their delete has worked
         self.strays: dict[bytes, int] = {}  # stored keys no request of this cache can reach -> bytes; they go first
 
@@ -180,6 +181,7 @@ class Residency:
             self.disk_used -= record.disk_bytes
             self.disk_raw -= self.tokens(record) * core.layout.token_bytes
             assert record.key is not None
+            self.keys.discard(record.key)
             if stored:
                 self._delete({record.key: record.disk_bytes})
             record.disk_bytes = 0
@@ -385,6 +387,13 @@ class Residency:
         assert core.disk is not None
         if self.unwanted(record):
             return False
+        if record.key is None:
+            parent, data = self.tree.storage_parent(record), self.tree.record_tokens(record)
+            record.key = chunk_key(parent, *core.media.stored(data))
+        if record.key in self.keys:
+            core.counters.write_refused += 1
+            record.refused_at = self.tree.record_use(record)
+            return False
         raw = self.tokens(record) * core.layout.token_bytes
         need = core.disk.footprint(raw)
         self.claim_parent(record, DISK)
@@ -395,9 +404,7 @@ class Residency:
             core.counters.write_refused += 1
             self.unclaim_parent(record, DISK)
             return False
-        if record.key is None:
-            parent, data = self.tree.storage_parent(record), self.tree.record_tokens(record)
-            record.key = chunk_key(parent, *core.media.stored(data))
+        self.keys.add(record.key)
         self.begin(record, DISK, plan)
         record.disk_bytes = need
         self.disk_used += need

@@ -62,6 +62,10 @@ class Requests:
 
     # acts
 
+    def lives(self, session: Session) -> bool:
+        """Neither closed nor of a process that has ended."""
+        return session in self.world.sessions
+
     def open(
         self, tokens: list[int], ns: Namespace, *, fill: bool = True, commit: bool = True, reserve: int = 0
     ) -> Session | None:
@@ -95,7 +99,7 @@ class Requests:
         """Block on simulated time until a lease is ready. False: closed, or a copy to the device hangs past the
         deadline.
         """
-        if session.lease.closed:
+        if not self.lives(session):
             return False
         clock = self.world.clock
         start = clock.now
@@ -118,7 +122,7 @@ class Requests:
     def fill(self, session: Session, more: list[int] | None = None, *, commit: bool = True) -> bool:
         """Compute what is left of the prompt, and ``more`` after it. False: closed, not ready, or out of pages."""
         lease = session.lease
-        if lease.closed or not lease.ready:
+        if not self.lives(session) or not lease.ready:
             return False
         length = lease.length
         try:
@@ -131,9 +135,9 @@ class Requests:
         return True
 
     def commit(self, session: Session, count: int | None = None) -> None:
-        if not session.lease.closed and session.lease.length > session.lease.committed:
+        if self.lives(session) and session.lease.length > session.lease.committed:
             self.world.land_later(session.commit(count, lag=self.lag()))
 
     def close(self, session: Session, keep: int | None = None) -> None:
-        if not session.lease.closed:
+        if self.lives(session):
             self.world.land_later(session.close(keep, lag=self.lag()))

@@ -15,7 +15,7 @@ def evict_regrow(sim: Requests) -> Iterator[str]:
     tokens, ns = sim.prompt(), sim.space()
     session = sim.open(tokens, ns)
     yield "grown"
-    if session is not None and session in sim.world.sessions:
+    if session is not None:
         sim.close(session)
     yield "closed"
     sim.world.cache.evict(sim.chance.choice([1, 3, sim.world.setup.pages]))
@@ -30,14 +30,14 @@ def close_evict_commit(sim: Requests) -> Iterator[str]:
     tokens, ns = sim.prompt(), sim.space()
     first, second = (sim.open(tokens, ns, commit=False) for _ in range(2))
     yield "twins"
-    if first is not None and first.lease.ready and sim.chance.random() < 0.7:
+    if first is not None and sim.chance.random() < 0.7:
         sim.commit(first)
         yield "committed"
     if first is not None:
         sim.close(first)
     sim.world.cache.evict(sim.chance.choice([2, sim.world.setup.pages]))
     yield "evicted"
-    if second is not None and second.lease.ready:
+    if second is not None:
         sim.fill(second, sim.some())
     yield "the other committed"
 
@@ -67,14 +67,14 @@ def page_by_page(sim: Requests) -> Iterator[str]:
     if session is None:
         return
     for _ in range(sim.chance.randint(2, 2 * sim.world.layout.chunk_tokens)):
-        if session not in sim.world.sessions or not sim.fill(session, [sim.chance.randint(0, 2)]):
+        if not sim.fill(session, [sim.chance.randint(0, 2)]):
             return
         if sim.chance.random() < 0.3:
             yield "a token"
     reader = sim.open(session.tokens[: session.lease.committed], session.ns, commit=False)
     yield "read along"
     sim.close(session)
-    if reader is not None and reader.lease.ready:
+    if reader is not None:
         sim.fill(reader, sim.some())
     yield "the reader went on"
 
@@ -195,7 +195,10 @@ def durable(sim: Requests) -> Iterator[str]:
         world.kill()
     else:
         world.restart()
+    # with few branches looked at, which of them has the shared head of a chunk depends on their order
+    unit = 1 if world.config.policy.partial_children == 8 else world.layout.chunk_tokens
     for tokens, covered in zip(sim.prompts, before, strict=True):
+        covered = covered // unit * unit
         assert world.look(tokens, ns)[2] >= covered, f"{covered} tokens of {tokens} were on disk"
     yield "another process"
 

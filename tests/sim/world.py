@@ -12,6 +12,7 @@ from pathlib import Path
 from radixkv.cache import Cache
 from radixkv.config import PolicyConfig
 from radixkv.core import Core, host_chunks
+from radixkv.executor import CHANGES
 from radixkv.keys import Namespace
 from radixkv.plan import Outcome
 from radixkv.protocols import Tier
@@ -55,7 +56,7 @@ class Setup:
 
 def draw_setup(chance: random.Random) -> Setup:
     """Sizes that collide all the time, and now and then ample ones."""
-    page, chunk = chance.choice([(2, 4), (2, 4), (2, 8), (4, 8), (1, 2), (4, 4)])
+    page, chunk = chance.choice([(2, 4), (2, 4), (2, 8), (4, 8), (1, 4), (4, 4)])
     harm = chance.choice([0.0, 0.05, 0.2])
     pages = chance.choice([10, 16, 30, 60, 300])
     return Setup(
@@ -189,9 +190,13 @@ class World(Driver):
         return len(prefix)
 
     def changes_disk(self) -> bool:
-        """Also where a delete had no answer: the cache counts what it cannot know to be gone."""
-        if super().changes_disk() or self.tier is None:
-            return super().changes_disk()
+        """Also where the cache has not heard of the end yet, or a delete had no answer: it counts what it cannot know
+        to be gone.
+        """
+        if self.tier is None:
+            return False
+        if any(isinstance(flight.plan, CHANGES) for flight in self.core.flights.values()):
+            return True
         return not all(self.tier.contains(list(self.cache._plane.residency.strays)))
 
     # time
@@ -236,8 +241,9 @@ class World(Driver):
         self._open()
 
     def heal(self) -> None:
-        """From now on nothing fails, is refused or hangs."""
+        """From now on nothing fails, is refused or hangs; what hangs already ends."""
         if self.tier is not None:
             self.tier.heal()
         self.mover.refuse.clear()
         self.mover.pace.hang = self.mover.pace.fail = 0.0
+        self.clock.run(self.mover.pace.hang_s)

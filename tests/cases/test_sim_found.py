@@ -1,0 +1,43 @@
+"""What the simulator found, each reduced to a few steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.plan import DeletePlan, Outcome, WritePlan
+from tests.cases.conftest import Drive
+from tests.harness.driver import DISK, prompt
+
+
+@pytest.mark.timeout(30)
+def test_a_flush_ends_though_the_writer_takes_nothing(drive: Drive) -> None:
+    """The search for a host victim met a record whose write was refused again and again, under the lock."""
+    driver = drive(host_chunks=1, disk_bytes=DISK)
+    driver.run(prompt(64))
+    driver.drain()
+    session = driver.lease(prompt(64, kind=1))  # committed, not yet offered to the host
+    driver.mover.refuse = {WritePlan}
+    assert driver.cache.flush(timeout_s=1.0) > 0
+    driver.check()
+    session.close()
+    driver.mover.refuse = set()
+    driver.flush()
+    assert driver.look(prompt(64))[2] == driver.look(prompt(64, kind=1))[2] == 64
+
+
+def test_a_refused_write_does_not_forget_the_record_it_was_to_replace(drive: Drive) -> None:
+    """The delete of a record is under way, the record is offered again, its write is refused, and the delete fails:
+    what is left on disk still counts, and goes first."""
+    driver = drive(disk_bytes=DISK)
+    driver.run(prompt(64))
+    driver.drain()
+    driver.flush()
+    used = driver.stats.disk_used_bytes
+    driver.cache.clear(tier="disk")
+    (delete,) = driver.copies(DeletePlan)
+    driver.mover.refuse = {WritePlan}
+    assert driver.cache.demote(next(iter(driver.namespaces)), prompt(64), to="disk") == 0
+    driver.mover.refuse = set()
+    driver.finish(delete, Outcome.ERROR)
+    assert driver.stats.disk_used_bytes == used
+    driver.check()
