@@ -102,6 +102,7 @@ class Restore:
         residence = record.tiers[DISK]
         if residence.state is State.NONE:
             record.key = ChunkKey(row.key)
+            self.residency.keys.add(record.key)
             record.disk_bytes = row.stored_bytes
             residence.state = State.READY
             self.residency.claim_parent(record, DISK)

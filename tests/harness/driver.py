@@ -263,7 +263,7 @@ class Driver:
         order = random.Random(seed)
         self.cache.tick()
         if self.threads:
-            self._await_copies()
+            self.await_copies()
             return
         for _ in range(STEPS):
             if not self.mover.plans:
@@ -271,7 +271,8 @@ class Driver:
             self.finish(order.choice(self.choices()), outcome)
         raise AssertionError("copies go on for ever")
 
-    def _await_copies(self, patience_s: float = 10.0) -> None:
+    def await_copies(self, patience_s: float = 60.0) -> None:
+        """Wait until nothing is in flight: for a mover with threads."""
         deadline = time.monotonic() + patience_s
         while self.cache.stats().in_flight:
             assert time.monotonic() < deadline, "copies go on for ever"
