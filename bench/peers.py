@@ -74,6 +74,7 @@ class SglangRust:
 def _torch() -> Any:
     import torch
 
+    torch.set_num_threads(1)  # as everything it is compared with; two threads on busy cores wait for one another
     return torch
 
 
