@@ -105,7 +105,8 @@ def test_b3_any_copy_may_fail(drive: Drive, at: int) -> None:
     session = d.lease(prompt(129), fill=False)
     end_all()
     assert ended > at
-    assert session.lease.ready and session.lease.cached_tokens in (0, 64, 128)
+    assert session.lease.ready
+    assert session.lease.cached_tokens == {5: 0, 6: 64}.get(at, 128), "only a read that fails shortens the hit"
     session.fill()
     d.check()
 

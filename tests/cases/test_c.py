@@ -1,24 +1,28 @@
-"""Class C, hangs and starvation: every test has five seconds."""
+"""Class C, hangs and starvation: a hang is a failure of the time limit."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from radixkv.errors import OutOfPages
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, LoadPlan, Outcome, ReadPlan, prompt
+from tests.harness.driver import DISK, NS, LoadPlan, Outcome, ReadPlan, prompt
 
-pytestmark = pytest.mark.timeout(5)
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_c1_all_pages_pinned(drive: Drive) -> None:
     d = drive(pages=8)
     a, b = d.lease(prompt(64)), d.lease(prompt(64, 2))
+    cached = d.stats.cached_pages
     for session in (a, b):
         table, length = session.lease.block_table.tolist(), session.lease.length
         with pytest.raises(OutOfPages):
             session.decode([1])
         assert (session.lease.block_table.tolist(), session.lease.length) == (table, length), "left unchanged"
+        assert (d.stats.cached_pages, d.stats.evicted_pages) == (cached, 0)
         d.check()
     a.close()
     d.drain()
@@ -35,12 +39,39 @@ def test_c2_a_load_into_a_full_pinned_pool(drive: Drive) -> None:
         d.lease(prompt(65))
     after = d.stats
     assert (after.free_pages, after.private_pages, after.open_leases) == (before.free_pages, before.private_pages, 1)
+    assert (after.cached_pages, after.evicted_pages) == (before.cached_pages, before.evicted_pages)
     assert not d.copies(LoadPlan)
     d.check()
     holder.close()
     d.drain()
     assert d.run(prompt(65)) == 64
     d.check()
+
+
+@pytest.mark.parametrize("verb", ["append", "load", "reserve", "prefetch"])
+def test_c2_nothing_is_given_up_for_a_request_that_fails(drive: Drive, verb: str) -> None:
+    """Some pages could be evicted, but not enough: all of them stay."""
+    d = drive(pages=12, host_chunks=4)
+    d.to_host(prompt(128))
+    d.run(prompt(48, 2))
+    d.drain()
+    holder = d.lease(prompt(112, 3), fill=False)
+    holder.fill(commit=False)
+    before, found = d.stats, d.look(prompt(49, 2))
+    assert (before.free_pages, before.cached_pages, found[0]) == (2, 3, 48)
+    verbs: dict[str, Callable[[], object]] = {
+        "append": lambda: holder.lease.append(6 * 16),
+        "load": lambda: d.lease(prompt(129)),
+        "reserve": lambda: d.cache.acquire(NS, prompt(20, 4), reserve_tokens=80),
+        "prefetch": lambda: d.cache.prefetch(NS, prompt(128), to="device"),
+    }
+    with pytest.raises(OutOfPages):
+        verbs[verb]()
+    after = d.stats
+    assert (after.free_pages, after.cached_pages, after.evicted_pages, after.open_leases) == (2, 3, 8, 1)
+    assert d.look(prompt(49, 2)) == found
+    d.check()
+    holder.read()
 
 
 def test_c3_a_load_while_every_tier_is_full(drive: Drive) -> None:

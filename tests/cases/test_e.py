@@ -11,7 +11,7 @@ from tests.harness.driver import DISK, LoadPlan, prompt
 from tests.harness.session import Session
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(180)
 def test_e1_eight_threads_commit_one_prefix(drive: Drive) -> None:
     d = drive(pages=160, threads=True)
     start = threading.Barrier(8)
@@ -21,10 +21,10 @@ def test_e1_eight_threads_commit_one_prefix(drive: Drive) -> None:
     def work() -> None:
         try:
             session = d.lease(prompt(256), fill=False)
-            start.wait(5)
+            start.wait(60)
             session.lease.wait()
             session.compute()
-            start.wait(5)
+            start.wait(60)
             session.commit()
             session.read()
             sessions.append(session)
@@ -36,7 +36,7 @@ def test_e1_eight_threads_commit_one_prefix(drive: Drive) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(15)
+        thread.join(60)
     assert not errors and len(sessions) == 8
     stats = d.stats
     assert stats.cached_pages == 16, "one copy in the tree"
@@ -63,7 +63,7 @@ def test_e2_evictions_during_a_load(drive: Drive, disk: int) -> None:
     d.cache.clear()
     d.check()
     session.wait()
-    assert session.lease.cached_tokens in (0, 64, 128, 192)
+    assert session.lease.cached_tokens == 192, "nothing a plan needs is a victim"
     session.fill()
     d.check()
 

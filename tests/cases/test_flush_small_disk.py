@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from radixkv.config import Config, DeviceConfig, DiskConfig, HostConfig
 NS = radixkv.Namespace("model")
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("disk_bytes", "complete"), [(1 << 20, False), (64 << 20, True)])
 def test_flush_ends_before_its_deadline(tmp_path: Path, disk_bytes: int, complete: bool) -> None:
     layout = radixkv.KVLayout.full(layers=4, kv_heads=1, head_dim=64, chunk_tokens=64)
@@ -29,9 +29,9 @@ def test_flush_ends_before_its_deadline(tmp_path: Path, disk_bytes: int, complet
                 lease.wait()
                 lease.append(400)
                 lease.commit(prompt)
-        began = time.monotonic()
-        left = cache.flush(60.0)
-        assert time.monotonic() - began < 30
+        left = cache.flush(600.0)
+        stats = cache.stats()
+        assert stats.writes + stats.write_refused < 300, "28 chunks, not over and over"
         assert (left == 0) == complete
         assert 0 < cache.stats().disk_used_bytes <= disk_bytes
         cache.check()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+
+from radixkv.stats import Counters
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, NS, Outcome, ReadPlan, prompt
+from tests.harness.driver import DISK, NS, Outcome, ReadPlan, StorePlan, prompt
 
 
 def test_h1_hit_arithmetic(drive: Drive) -> None:
@@ -84,18 +88,92 @@ def test_h5_bounds(drive: Drive) -> None:
     d.lease([]).close()
     assert d.stats.hit_rate == 0.0
     d.run(prompt(40))
+    d.drain()
     before = d.stats
     d.cache.clear()
     after = d.stats
     for name in ("queries", "queried_tokens", "hit_tokens", "stores", "evicted_pages"):
         assert getattr(after, name) >= getattr(before, name), f"{name} went down"
-    assert 0.0 <= after.hit_rate <= 1.0
+    assert (after.queries, after.hit_rate) == (2, 0.0)
+    d.run(prompt(40))
+    for _ in range(99):
+        assert d.run(prompt(40)) == 39
+    assert d.stats.hit_rate == 99 * 39 / (101 * 40), "a full hit is less than 1: the last token is always computed"
+
+
+def test_h5_counters_never_go_down(drive: Drive) -> None:
+    """Through evictions, clears of every tier, a bump and failures; gauges come back to zero."""
+    d = drive(disk_bytes=DISK)
+    counters = [field.name for field in fields(Counters)]
+    before = d.stats
+    steps: list[Callable[[], object]] = [
+        lambda: d.run(prompt(150)),
+        lambda: d.to_disk(prompt(150, 2)),
+        lambda: d.run(prompt(150, 2)),
+        lambda: d.cache.prefetch(NS, prompt(150)),
+        lambda: d.drain(outcome=Outcome.ERROR),
+        lambda: d.cache.clear(tier="device"),
+        lambda: d.cache.clear(tier="host"),
+        lambda: d.cache.clear(tier="disk"),
+        lambda: d.run(prompt(40, 3)),
+        d.cache.bump_revision,
+        d.cache.clear,
+    ]
+    for step in steps:
+        step()
+        after = d.stats
+        assert [name for name in counters if getattr(after, name) < getattr(before, name)] == []
+        assert 0.0 <= after.hit_rate == after.hit_tokens / after.queried_tokens < 1.0
+        before = after
+    d.drain()
+    d.cache.clear()
+    d.drain()
+    after = d.stats
+    assert (after.cached_pages, after.host_used_bytes, after.disk_used_bytes, after.unique_tokens) == (0, 0, 0, 0)
+
+
+def test_h2_a_preempted_request_that_comes_back(drive: Drive) -> None:
+    """Its hits are its own KV: counted apart, in every tier, and the hit rate does not change."""
+    d = drive(disk_bytes=DISK)
+    tokens = prompt(200)
+    session = d.lease(tokens[:150])
+    session.decode(tokens[150:])
+    session.close()
+    d.drain()
+    for tier in ("device", "host", "disk"):
+        if tier != "device":
+            d.drain()
+            (d.evict_all if tier == "host" else d.only_disk)()
+        again = d.lease(tokens, resume=True, fill=False).wait()
+        assert again.lease.cached_tokens == 199
+        again.fill()
+        again.close()
+    stats = d.stats
+    assert (stats.queries, stats.queried_tokens, stats.hit_tokens, stats.hit_rate) == (1, 150, 0, 0.0)
+    assert (stats.device_hit_tokens, stats.host_hit_tokens, stats.disk_hit_tokens) == (0, 0, 0)
+    assert (stats.resumed_queries, stats.resumed_tokens, stats.resumed_hit_tokens) == (3, 600, 597)
+    assert d.run(tokens) == 199
+    assert (d.stats.hit_tokens, d.stats.resumed_hit_tokens) == (199, 597)
+    d.check()
+
+
+def test_h3_a_resumed_load_that_fails(drive: Drive) -> None:
+    """Only what came counts."""
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(256))
+    session = d.lease(prompt(256), resume=True, fill=False)
+    d.finish(d.copies(ReadPlan)[2], Outcome.ERROR)
+    session.wait()
+    stats = d.stats
+    assert (stats.hit_tokens, stats.resumed_hit_tokens, stats.load_failures) == (0, 128, 1)
 
 
 def test_h7_both_directions(drive: Drive) -> None:
     d = drive()
+    d.mover.refuse.add(StorePlan)
     d.run(prompt(192))
-    assert d.cache.demote(NS, prompt(192), to="host") in (0, 3)
+    d.mover.refuse.clear()
+    assert d.cache.demote(NS, prompt(192), to="host") == 3
     d.drain()
     d.evict_all()
     assert d.cache.promote(NS, prompt(192)) == 192

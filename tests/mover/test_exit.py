@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from radixkv.tiers.disk import DiskTier
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_script(body: str) -> tuple[int, str, str, float]:
-    """Exit code, stdout, stderr and seconds of a Python process that runs ``body``."""
+def run_script(body: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a Python process that runs ``body``. One that does not end fails the test."""
     head = """
         import os, sys, threading, time, warnings
         from radixkv.mover import ThreadMover
@@ -27,15 +26,16 @@ def run_script(body: str) -> tuple[int, str, str, float]:
     """
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(head) + textwrap.dedent(body)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    start = time.monotonic()
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    return ended.returncode, ended.stdout, ended.stderr, time.monotonic() - start
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return ended.returncode, ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize("sleep_s", [0.0, 0.05, 1000.0])
-def test_e11_the_interpreter_ends_quickly_and_quietly_without_close(sleep_s: float) -> None:
+def test_e11_the_interpreter_ends_quietly_without_close(tmp_path: Path, sleep_s: float) -> None:
+    """Quickly, too: what is queued is dropped. The tier leaves a byte in a file for every call it gets."""
     body = f"""
-        rig = Rig(ThreadMover, lambda verb: time.sleep({sleep_s}))
+        calls = os.open({str(tmp_path / "calls")!r}, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        rig = Rig(ThreadMover, lambda verb: (os.write(calls, b"x"), time.sleep({sleep_s})))
         for i in range(500):
             rig.mover.submit(write(4 * i, i))
             rig.mover.submit(ReadPlan(4 * i + 1, key(i), 16, 4, True))
@@ -43,9 +43,9 @@ def test_e11_the_interpreter_ends_quickly_and_quietly_without_close(sleep_s: flo
             rig.mover.submit(LoadPlan(4 * i + 3, 12, False, 16, 0, ids(8, 9, 10, 11)))
         print("end")
     """
-    code, out, err, seconds = run_script(body)
-    assert (code, out, err) == (0, "end\n", "")
-    assert seconds < 5
+    assert run_script(body) == (0, "end\n", "")
+    if sleep_s:
+        assert (tmp_path / "calls").stat().st_size < 250, "of 500 reads, and the writes"
 
 
 def test_e11_an_exit_in_the_middle_of_tensor_and_store_work_is_clean(tmp_path: Path) -> None:
@@ -73,11 +73,8 @@ def test_e11_an_exit_in_the_middle_of_tensor_and_store_work_is_clean(tmp_path: P
         while not written:
             mover.wait(10.0)
             written += sum(done.stored_bytes > 0 for done in mover.completed())
-        print(time.time())
     """
-    code, out, err, _ = run_script(body)
-    assert (code, err) == (0, "")
-    assert time.time() - float(out) < 5
+    assert run_script(body) == (0, "", "")
     disk = DiskTier(str(tmp_path), 256 << 20, item_bytes=2, chunk_bytes=4 * 2 * 2 * 64 * 2 * 256)
     rows = list(disk.scan())
     assert 0 < len(rows) < 300
@@ -96,20 +93,17 @@ def test_e4_a_forked_child_ends_without_touching_its_parents_mover() -> None:
         def hold():
             with rig.mover._lanes._lock:
                 held.set()
-                time.sleep(1.0)
+                time.sleep(1.0)  # the child must not wait for it: there, nobody ends it
         held = threading.Event()
         threading.Thread(target=hold).start()
         held.wait()
-        start = time.monotonic()
         warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads, which is what this is about
         child = os.fork()
         if not child:
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert time.monotonic() - start < 2
         rig.mover.submit(write(2, 2))
         assert list(rig.ends(1)) == [2]
         assert rig.mover.close(5.0)
     """
-    code, _, err, _ = run_script(body)
-    assert (code, err) == (0, "")
+    assert run_script(body) == (0, "", "")
