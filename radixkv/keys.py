@@ -134,6 +134,8 @@ def as_tokens(tokens: Any) -> Tokens:
     """
     if isinstance(tokens, np.ndarray):
         array = tokens
+        if array.shape == (1,) and array.dtype is _INT32 and array[0] >= 0:  # a decode step's token
+            return array
         plain = array.dtype == _INT32 and array.ndim == 1 and array.flags.c_contiguous and len(array) <= MAX_TOKENS
         if plain and (not len(array) or np.bitwise_or.reduce(array) >= 0):  # one pass: the sign bits alone
             return array

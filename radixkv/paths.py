@@ -83,6 +83,8 @@ class Paths:
         """Forget records at ``node`` that nothing keeps, and then their parents; whole chunks only from the end, as the
         list is dense.
         """
+        if not self.n_records:
+            return
         work = [node]
         while work:
             node = work.pop()
