@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from radixkv.errors import LeaseNotSettled, OutOfPages, RadixKVError
 from radixkv.keys import Namespace
+from radixkv.media import Span
+from radixkv.prefetch import Job
 from tests.harness.session import Session
 from tests.sim.world import LOAD_TIMEOUT_S, SPACES, World
 
@@ -33,6 +36,7 @@ class Requests:
         self.world = world
         self.chance = chance
         size, chunk = world.layout.page_tokens, world.layout.chunk_tokens
+        self.jobs: list[Job] = []
         self.longest = max(2 * chunk, min(6 * chunk, world.setup.pages * size // 2))
         self.prompts = draw_prompts(chance, self.longest)
 
@@ -57,6 +61,14 @@ class Requests:
     def session(self) -> Session | None:
         return self.chance.choice(self.world.sessions) if self.world.sessions else None
 
+    def media(self, tokens: list[int]) -> tuple[Span, ...]:
+        """At times a piece of media somewhere in the prompt, known or not."""
+        if not tokens or self.chance.random() < 0.85:
+            return ()
+        start = self.chance.randrange(len(tokens))
+        length = min(len(tokens) - start, self.chance.randint(1, self.world.layout.chunk_tokens))
+        return (Span(start, length, self.chance.choice(["a", "a", "b", None])),)
+
     def lag(self) -> bool:
         return self.chance.random() < 0.3 and len(self.world.fences) < FENCES
 
@@ -67,18 +79,25 @@ class Requests:
         return session in self.world.sessions
 
     def open(
-        self, tokens: list[int], ns: Namespace, *, fill: bool = True, commit: bool = True, reserve: int = 0
+        self,
+        tokens: list[int],
+        ns: Namespace,
+        *,
+        fill: bool = True,
+        commit: bool = True,
+        reserve: int = 0,
+        media: Sequence[Span] = (),
     ) -> Session | None:
         """A new session, its prompt computed if nothing has to be loaded first. None: too many, or out of pages."""
         world = self.world
         if len(world.sessions) >= SESSIONS:
             return None
-        bound = min(world.common(tokens, ns), max(0, len(tokens) - 1))
         try:
-            session = world.lease(tokens, ns, fill=False, reserve=reserve)
+            resume = self.chance.random() < 0.1
+            session = world.lease(tokens, ns, fill=False, reserve=reserve, media=media, resume=resume)
         except OutOfPages:
             return None
-        assert session.lease.cached_tokens <= bound, "more than was ever committed"
+        self._bounded(session)
         if not session.lease.settled:
             self._refuses_work(session)
         if fill:
@@ -116,8 +135,13 @@ class Requests:
     def _settled(self, session: Session) -> None:
         lease, hit = session.lease, session.lease.hit
         assert hit.device_tokens + hit.host_tokens + hit.disk_tokens == lease.cached_tokens, "hits of the tiers"
-        bound = min(self.world.common(session.tokens, session.ns), max(0, lease.prompt_tokens - 1))
-        assert lease.cached_tokens <= bound, "more than was ever committed"
+        self._bounded(session)
+
+    def _bounded(self, session: Session) -> None:
+        lease = session.lease
+        assert lease.cached_tokens <= max(0, lease.prompt_tokens - 1), "the last token is left to compute"
+        if not session.media:
+            assert lease.cached_tokens <= self.world.common(session.tokens, session.ns), "more than was ever committed"
 
     def fill(self, session: Session, more: list[int] | None = None, *, commit: bool = True) -> bool:
         """Compute what is left of the prompt, and ``more`` after it. False: closed, not ready, or out of pages."""
@@ -137,6 +161,9 @@ class Requests:
     def commit(self, session: Session, count: int | None = None) -> None:
         if self.lives(session) and session.lease.length > session.lease.committed:
             self.world.land_later(session.commit(count, lag=self.lag()))
+            if session.media:  # all before its media is text like any other
+                end = min(session.media[0].start, session.lease.committed)
+                self.world.remember(session.ns, session.tokens[:end])
 
     def close(self, session: Session, keep: int | None = None) -> None:
         if self.lives(session):

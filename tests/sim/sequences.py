@@ -175,6 +175,12 @@ def tug(sim: Requests) -> Iterator[str]:
             yield "pushed out"
 
 
+def _trouble(sim: Requests) -> list[int]:
+    """Why something that was on disk may be there no more."""
+    stats = sim.world.stats
+    return [stats.disk_evicted, stats.write_refused, stats.lost]
+
+
 def durable(sim: Requests) -> Iterator[str]:
     """What a complete flush said is on disk is found by the next process, as far as before."""
     world = sim.world
@@ -185,12 +191,9 @@ def durable(sim: Requests) -> Iterator[str]:
     yield "closed"
     ns = sim.space()
     before = [world.look(tokens, ns)[2] for tokens in sim.prompts]
-    evicted, refused = world.stats.disk_evicted, world.stats.write_refused
-    if world.cache.flush(timeout_s=5.0) or world.tier is None or world.tier.damaged():
+    trouble = _trouble(sim)
+    if world.cache.flush(timeout_s=5.0) or world.tier is None or world.tier.damaged() or _trouble(sim) != trouble:
         return
-    if (world.stats.disk_evicted, world.stats.write_refused) != (evicted, refused):
-        return
-    yield "flushed"
     if sim.chance.random() < 0.5:
         world.kill()
     else:

@@ -31,8 +31,9 @@ def acquire(sim: Requests) -> str:
     tokens, ns = sim.prompt(), sim.space()
     fill, commit = chance.random() < 0.8, chance.random() < 0.8
     reserve = chance.choice([0, 0, 0, sim.world.layout.chunk_tokens])
-    session = sim.open(tokens, ns, fill=fill, commit=commit, reserve=reserve)
-    return f"{len(tokens)} tokens: {session and session.lease}"
+    media = sim.media(tokens)
+    session = sim.open(tokens, ns, fill=fill, commit=commit, reserve=reserve, media=media)
+    return f"{len(tokens)} tokens, media {[span.digest for span in media]}: {session and session.lease}"
 
 
 def go_on(sim: Requests) -> str:
@@ -95,6 +96,46 @@ def promote(sim: Requests) -> str:
         return str(sim.world.cache.promote(sim.space(), sim.prompt()))
     except OutOfPages:
         return "out of pages"
+
+
+def prefetch(sim: Requests) -> str:
+    """Start one, poll some, cancel some."""
+    to = sim.chance.choice(["host", "host", "device"])
+    try:
+        sim.jobs.append(sim.world.cache.prefetch(sim.space(), sim.prompt(), to))
+    except OutOfPages:
+        return "out of pages"
+    for job in list(sim.jobs):
+        if sim.chance.random() < 0.3:
+            job.cancel()
+        if job.poll():
+            assert job.moved_tokens <= job.wanted_tokens, "more moved than was to be"
+            sim.jobs.remove(job)
+    return f"to {to}: {len(sim.jobs)} under way"
+
+
+def truncate(sim: Requests) -> str:
+    """Speculative decoding: some tokens are appended, part of them is given up, others take their place."""
+    session = sim.session()
+    if session is None or not sim.fill(session, sim.some(), commit=False):
+        return "nobody"
+    lease = session.lease
+    keep = sim.chance.randint(lease.committed, lease.length)
+    session.stream.synchronize()  # which tokens stay is known once the step that wrote them has ended
+    lease.truncate(keep)
+    assert lease.length == keep and lease.committed <= keep
+    session.tokens = session.tokens[: max(keep, lease.prompt_tokens)]
+    session.read()
+    more = sim.some() if sim.chance.random() < 0.7 else []
+    done = sim.fill(session, more, commit=sim.chance.random() < 0.5)
+    return f"to {keep}, {len(more)} more: {done}, {lease}"
+
+
+def bump_revision(sim: Requests) -> str:
+    """Other weights under the same names: what was cached is never read again."""
+    ns = sim.chance.choice([None, *SPACES])
+    sim.world.replace_weights(*(SPACES if ns is None else [ns]))
+    return f"{ns and ns.salt!r}: {sim.world.cache.bump_revision(ns)}"
 
 
 def clear(sim: Requests) -> str:
@@ -163,6 +204,9 @@ VERBS: dict[Verb, float] = {
     evict: 5,
     demote: 2,
     promote: 3,
+    prefetch: 3,
+    truncate: 4,
+    bump_revision: 0.3,
     clear: 0.5,
     tick: 6,
     flush: 1,
