@@ -7,12 +7,12 @@ in a graph of as many launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
-from bench.attention import timed
+from bench.attention import copy_ceiling, timed
 from radixkv.gpu.merge import merge_states
 from radixkv.gpu.packing import gather, scatter
 from radixkv.gpu.pages import copy_pages, write
@@ -21,15 +21,18 @@ LAYERS, HEADS, DIM, PAGE, CHUNK, POOL = 32, 8, 128, 16, 256, 2048
 TOKEN_BYTES = LAYERS * 2 * HEADS * DIM * 2
 
 
-def report(name: str, moved: int, launches: list[Callable[[], Any]], ceiling: float) -> None:
+def report(name: str, moved: int, launches: Sequence[Callable[[], object]], ceiling: float) -> None:
     """One line: time, rate, share of the ceiling, and of a plain copy of the same size."""
     us = timed(launches)
     half = moved // 2
     source = torch.empty(max(2, -(-(400 << 20) // half)), half, dtype=torch.uint8, device="cuda").random_()
-    plain = timed([lambda i=i: source[(i + 1) % len(source)].copy_(source[i]) for i in range(len(source))])
-    rate = moved / us / 1e6
-    print(f"{name:26} {us:8.1f} us {rate:5.2f} TB/s {rate * 1e12 / ceiling:5.0%} of the ceiling, "
-          f"{plain / us:5.0%} of a copy of that size ({plain:.1f} us)", flush=True)  # fmt: skip
+    plain = timed([partial(source[i - 1].copy_, source[i]) for i in range(len(source))])
+    rate = moved / us * 1e6
+    print(
+        f"{name:28} {us:8.1f} us {rate / 1e12:5.2f} TB/s, {rate / ceiling:4.0%} of the ceiling, "
+        f"{plain / us:4.0%} of a copy of that size ({plain:.1f} us)",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -37,10 +40,7 @@ def main() -> None:
         print("bench.copies: torch sees no CUDA device, nothing was measured")
         return
     torch.manual_seed(0)
-    x = torch.randn(1 << 30, device="cuda")
-    y = torch.empty_like(x)
-    ceiling = 2 * x.nbytes / timed([lambda: y.copy_(x)] * 4) * 1e6
-    del x, y
+    ceiling = copy_ceiling()
     print(f"device copy {ceiling / 1e12:.2f} TB/s")
     kv = torch.randn((LAYERS, 2, POOL, PAGE, HEADS, DIM), device="cuda", dtype=torch.bfloat16)
     for chunks in (1, 8):
@@ -49,23 +49,21 @@ def main() -> None:
         staging = torch.zeros((len(tables), chunks, CHUNK * TOKEN_BYTES), dtype=torch.uint8, device="cuda")
         moved = 2 * chunks * CHUNK * TOKEN_BYTES
         pairs = list(zip(tables, staging, strict=True))
-        report(f"gather, {chunks} chunks", moved, [lambda p=p: gather(kv, p[0], counts, p[1]) for p in pairs], ceiling)
-        report(
-            f"scatter, {chunks} chunks", moved, [lambda p=p: scatter(kv, p[0], counts, p[1]) for p in pairs], ceiling
-        )
+        report(f"gather, {chunks} chunks", moved, [partial(gather, kv, p, counts, to) for p, to in pairs], ceiling)
+        report(f"scatter, {chunks} chunks", moved, [partial(scatter, kv, p, counts, to) for p, to in pairs], ceiling)
         flat = tables.flatten(1)
-        copies = [lambda i=i: copy_pages(kv, flat[i], flat[(i + 1) % len(flat)]) for i in range(len(flat))]
+        copies = [partial(copy_pages, kv, flat[i - 1], flat[i]) for i in range(len(flat))]
         report(f"page copy, {chunks} chunks", moved, copies, ceiling)
-        tokens = chunks * CHUNK
-        new = [torch.randn((2, tokens, HEADS, DIM), device="cuda", dtype=torch.bfloat16) for _ in range(LAYERS)]
+    for tokens in (8, 256, 2048, 16384):
+        new = torch.randn((LAYERS, 2, tokens, HEADS, DIM), device="cuda", dtype=torch.bfloat16)
         slots = [torch.randperm(POOL * PAGE, device="cuda")[:tokens] for _ in range(LAYERS)]
-        writes = [lambda i=i: write(kv[i, 0], kv[i, 1], slots[i], new[i][0], new[i][1]) for i in range(LAYERS)]
+        writes = [partial(write, kv[i, 0], kv[i, 1], slots[i], new[i, 0], new[i, 1]) for i in range(LAYERS)]
         report(f"write, {tokens} tokens, 1 layer", 2 * tokens * TOKEN_BYTES // LAYERS, writes, ceiling)
     outs = torch.randn((4, 4, 8192, 32, DIM), device="cuda", dtype=torch.bfloat16)
     lses = torch.randn((4, 4, 8192, 32), device="cuda")
     out, lse = torch.empty_like(outs[0, 0]), torch.empty_like(lses[0, 0])
     moved = outs[0].nbytes + lses[0].nbytes + out.nbytes + lse.nbytes
-    merges = [lambda i=i: merge_states(outs[i], lses[i], out=out, lse=lse) for i in range(4)]
+    merges = [partial(merge_states, outs[i], lses[i], out=out, lse=lse) for i in range(4)]
     report("merge, 4 states of 8192", moved, merges, ceiling)
 
 

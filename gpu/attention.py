@@ -7,14 +7,23 @@ from torch import Tensor
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of the last queries of a sequence; the last query sees all of k.
 
     q: [queries, q_heads, head_dim], k and v: [length, kv_heads, head_dim]; q_heads is a multiple of kv_heads. scale:
-    default head_dim ** -0.5. window: tokens a query sees at most, itself included. Returns the output [queries,
-    q_heads, head_dim] in q's dtype and the natural log-sum-exp [queries, q_heads] in float32; a query that sees nothing
-    gives zeros and -inf. Raises ValueError when q_heads is no multiple of kv_heads.
+    default head_dim ** -0.5. window: tokens a query sees at most, itself included. softcap: scores become softcap *
+    tanh(score / softcap) (0: no cap). sinks: [q_heads] logits that join each softmax's denominator and log-sum-exp, but
+    carry no value. Returns the output [queries, q_heads, head_dim] in q's dtype and the natural log-sum-exp [queries,
+    q_heads] in float32; a query that sees nothing gives zeros and -inf (its sink, with sinks). Raises ValueError when
+    q_heads is no multiple of kv_heads.
     """
     queries, q_heads, head_dim = q.shape
     length, kv_heads, value_dim = v.shape
@@ -22,13 +31,17 @@ def attend(
         raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} kv heads")
     grouped = q.float().view(queries, kv_heads, q_heads // kv_heads, head_dim)
     scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * (head_dim**-0.5 if scale is None else scale)
-    position = torch.arange(length - queries, length)[:, None]
-    key = torch.arange(length)[None, :]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    position = torch.arange(length - queries, length, device=q.device)[:, None]
+    key = torch.arange(length, device=q.device)[None, :]
     seen = key <= position
     if window is not None:
         seen &= key > position - window
     scores = scores.masked_fill(~seen, -torch.inf)
     lse = torch.logsumexp(scores, dim=-1) if length else scores.new_full(scores.shape[:-1], -torch.inf)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.float().view(kv_heads, -1, 1))
     # a query that sees nothing has -inf - -inf: select zero rather than multiply by it
     weights = torch.where(seen, torch.exp(scores - lse[..., None]), 0.0)
     out = torch.einsum("hgqk,khd->qhgd", weights, v.float()).reshape(queries, q_heads, value_dim)

@@ -1,0 +1,165 @@
+"""Paged decode attention: one query per sequence, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.gpu import limits
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """How a decode kernel is built: tokens of a tile, warps, pipeline stages, programs that share a multiprocessor."""
+
+    block: int
+    warps: int
+    stages: int
+    per_sm: int
+
+
+MANY_ROWS = 1024
+"""Sequences times kv heads from which three programs share a multiprocessor."""
+
+
+def decode_tiles(head_dim: int, item_bytes: int, rows: int) -> DecodeTiles:
+    """The tile of a shape. rows: sequences times kv heads.
+
+    Memory is kept busy by bytes in flight: 96 to 128 KiB per multiprocessor, as two or three tiles of K and V ahead of
+    the one at work. One program per multiprocessor then needs the fewest parts to merge, which is what short batches
+    pay for. A batch of many rows has nothing to merge: there three programs, each one tile ahead, hide each
+    other's start and end.
+    (The page table is read through the same pipeline, so ``stages`` counts two per tile ahead, and one.)
+    """
+    padded = limits.pad(head_dim, 16)
+    block = min(128, 32768 // (padded * max(item_bytes, 2)))
+    if item_bytes == 4:
+        # float32 products do not run on the matrix units: half a tile already takes all registers
+        return DecodeTiles(block=block // 2, warps=4, stages=3, per_sm=1)
+    if rows >= MANY_ROWS:
+        return DecodeTiles(block=block, warps=4, stages=3, per_sm=3)
+    if item_bytes == 1:
+        # turning bytes into floats, not memory, is what takes the time
+        return DecodeTiles(block=block, warps=4, stages=5, per_sm=2)
+    return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
+
+
+class DecodePlan:
+    """Decode attention planned once for a batch shape, then launched any number of times.
+
+    ``schedule`` cuts the batch into work items on the device, once per step; ``run`` is one launch per layer. Neither
+    synchronises or allocates (give ``out`` and ``lse``), so CUDA graphs capture both and replay them with other lengths
+    and tables in the same tensors. Launches that share a plan must be on one stream.
+
+    batch: sequences, at most 4096, of any length. q_dtype: bfloat16, float16 or float32. kv_dtype: the
+    same, or float8_e4m3fn or int8. per_token_head: quantised pages have a scale per token and head. window: tokens
+    seen, the current one included (0: all). softcap: scores become softcap * tanh(score / softcap) (0: no cap). sinks:
+    ``run`` gets a logit per query head that joins the softmax's denominator and the log-sum-exp. scale: default
+    head_dim ** -0.5. Raises ConfigError, with the supported list, for anything no kernel takes.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        page_tokens: int,
+        q_dtype: torch.dtype = torch.bfloat16,
+        kv_dtype: torch.dtype | None = None,
+        per_token_head: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: bool = False,
+        scale: float | None = None,
+        device: str | torch.device = "cuda",
+        tiles: DecodeTiles | None = None,
+    ) -> None:
+        self.group = limits.check_shape(q_heads, kv_heads, head_dim, page_tokens)
+        self.kv_dtype = q_dtype if kv_dtype is None else kv_dtype
+        self.quant = limits.check_types(q_dtype, self.kv_dtype, per_token_head)
+        limits.check_numbers(batch, window, softcap, scale)
+        self.batch, self.q_heads, self.kv_heads, self.head_dim = batch, q_heads, kv_heads, head_dim
+        self.page_tokens, self.q_dtype, self.window, self.softcap, self.sinks = (
+            page_tokens, q_dtype, window, softcap, sinks
+        )  # fmt: skip
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.device = torch.device(device)
+        self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, batch * kv_heads)
+        self._early = limits.launch_options(limits.early_launch(self.device))
+        self.slots = max(1, limits.multiprocessors(self.device) * self.tiles.per_sm // kv_heads)
+        # a part more than there are slots would wait for one
+        self.capacity = batch + self.slots
+        self.items = torch.full((self.capacity, 8), -1, dtype=torch.int32, device=self.device)
+        parts = self.capacity * q_heads
+        self._acc = torch.empty((parts, head_dim), dtype=torch.float32, device=self.device)
+        self._sums = torch.empty((2, parts), dtype=torch.float32, device=self.device)
+        self._finished = torch.zeros(batch * kv_heads, dtype=torch.int32, device=self.device)
+        self._lse = torch.empty((batch, q_heads), dtype=torch.float32, device=self.device)
+
+    def schedule(self, lengths: Tensor) -> None:
+        """Cut the batch into items; once per step, before the first ``run``.
+
+        lengths: int32 [batch] on the device, tokens of each sequence with the current one (0: that row gives zeros).
+        Raises ValueError for another type or shape.
+        """
+        from radixkv.gpu.kernels.schedule import decode_schedule
+
+        limits.check_ints("lengths", lengths, self.batch)
+        decode_schedule[(1,)](
+            lengths, self.items, self.batch, self.slots, self.capacity, self.window, self.slots,
+            BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), BLOCK=self.tiles.block, STEP=16,
+            START=1, MERGE=1, num_warps=4,
+        )  # fmt: skip
+
+    def run(
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        block_tables: Tensor,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        sinks: Tensor | None = None,
+        k_scales: Tensor | None = None,
+        v_scales: Tensor | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> Tensor:
+        """Attention of one layer; returns ``out``.
+
+        q: [batch, q_heads, head_dim], any strides with elements of a head side by side. k_pages, v_pages: [pages,
+        page_tokens, kv_heads, head_dim]. block_tables: int32 [batch, columns]; columns past a length are not read, page
+        ids are not checked. out: contiguous, q's shape and type. lse: contiguous float32 [batch, q_heads], natural
+        log-sum-exp (-inf for a length of 0). sinks: [q_heads] of any float type. k_scales, v_scales: float32 [pages,
+        page_tokens, kv_heads]; k_scale, v_scale: of the whole tensor; values are element times scale. Raises ValueError
+        for tensors that do not fit the plan.
+        """
+        from radixkv.gpu.kernels.decode import decode_kernel
+
+        limits.check_queries(q, (self.batch, self.q_heads, self.head_dim), self.q_dtype)
+        limits.check_pages(k_pages, v_pages, (self.page_tokens, self.kv_heads, self.head_dim), self.kv_dtype)
+        limits.check_tables(block_tables, self.batch)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        lse = self._lse if lse is None else lse
+        limits.check_results(out, lse, q)
+        k_rows = limits.check_scales(k_scales, k_pages, self.quant)
+        v_rows = limits.check_scales(v_scales, v_pages, self.quant)
+        limits.check_sinks(sinks, self.q_heads if self.sinks else 0)
+        group_pad, padded = limits.pad(self.group), limits.pad(self.head_dim, 16)
+        decode_kernel[(self.kv_heads, self.capacity)](
+            q, k_pages, v_pages, block_tables, self.items, out, lse, self._acc, self._sums[0], self._sums[1],
+            self._finished, q if sinks is None else sinks, k_rows, v_rows, self.scale, self.softcap, k_scale, v_scale,
+            self.window, q.stride(0), q.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
+            block_tables.stride(0),
+            HEADS=self.kv_heads, GROUP=self.group, GROUP_PAD=group_pad, ROWS=max(16, group_pad), DIM=self.head_dim,
+            PAD=padded, PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
+            MERGED=min(16, max(1, 8192 // (group_pad * padded))), QUANT=self.quant, WINDOW=self.window > 0,
+            SOFTCAP=self.softcap > 0, SINKS=self.sinks, EXACT=self.q_dtype == torch.float32,
+            num_warps=self.tiles.warps, **self._early,
+        )  # fmt: skip
+        return out

@@ -1,0 +1,119 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, unused-ignore"
+"""Decode: one query per sequence, the context split over programs, the last to finish merges the parts."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from radixkv.gpu.kernels.tiles import capped, load_tile, normalised, product, softmax_step, token_rows, with_sinks
+
+
+@triton.jit
+def decode_kernel(
+    q, k_pages, v_pages, tables, items, out, lse, parts_acc, parts_top, parts_total, finished, sinks,
+    k_scales, v_scales, scale, cap, k_scale, v_scale, window,
+    q_seq, q_head, page_stride, token_stride, head_stride, s_page, s_token, s_head, table_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, MERGED: tl.constexpr,
+    QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EXACT: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """One item of one kv head.
+
+    ROWS: the query heads of that kv head, padded to a tile. MERGED: parts merged at once.
+    """
+    if EARLY:
+        # this launch began while the one before it on the stream was ending: wait for its results, let the next begin
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0)
+    item = tl.program_id(1)
+    record = items + item * 8
+    seq = tl.load(record).to(tl.int64)
+    start, end, length = tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
+    parts, first = tl.load(record + 4), tl.load(record + 5)
+    if seq < 0:
+        return
+    r = tl.arange(0, ROWS)
+    d = tl.arange(0, PAD)
+    heads = head * GROUP + r
+    mine = r < GROUP
+    kind: tl.constexpr = q.dtype.element_ty
+    query = tl.load(
+        q + seq * q_seq + heads[:, None] * q_head + d[None, :], mask=mine[:, None] & (d < DIM)[None, :], other=0
+    )
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PAD], tl.float32)
+    table = tables + seq * table_stride
+    k_head, v_head = k_pages + head.to(tl.int64) * head_stride, v_pages + head.to(tl.int64) * head_stride
+    if QUANT == 1:
+        scale = scale * k_scale
+    for at in tl.range(start, end, BLOCK, num_stages=STAGES):
+        n = at + tl.arange(0, BLOCK)
+        inside = n < end
+        row, scale_row = token_rows(
+            table, n, inside, page_stride, token_stride, s_page, s_token, PAGE, QUANT == 2, True
+        )
+        key = load_tile(k_head, row, d, inside, kind, DIM, PAD, True)
+        s = product(query, tl.trans(key), EXACT)
+        if QUANT == 2:
+            s = s * tl.load(k_scales + scale_row + head * s_head, mask=inside, other=0.0)[None, :]
+        s, factor = capped(s, scale, cap, SOFTCAP)
+        seen = inside
+        if WINDOW:
+            seen = inside & (n >= length - window)
+        s = tl.where(seen[None, :], s, -float("inf"))
+        p, top, total, age = softmax_step(s, factor, top, total)
+        if QUANT == 2:
+            p = p * tl.load(v_scales + scale_row + head * s_head, mask=inside, other=0.0)[None, :]
+        value = load_tile(v_head, row, d, inside, kind, DIM, PAD, True)
+        acc = acc * age[:, None] + product(p.to(kind), value, EXACT)
+    if QUANT == 1:
+        acc = acc * v_scale
+    if parts == 1:
+        acc, top, total = with_sinks(acc, top, total, sinks, heads, mine, SINKS)
+        rows, sums = normalised(acc, top, total)
+        to = (seq * HEADS * GROUP + heads)[:, None] * DIM + d[None, :]
+        tl.store(out + to, rows.to(out.dtype.element_ty), mask=mine[:, None] & (d < DIM)[None, :])
+        tl.store(lse + seq * HEADS * GROUP + heads, sums, mask=mine)
+    else:
+        part = (item.to(tl.int64) * HEADS + head) * GROUP + r
+        tl.store(parts_acc + part[:, None] * DIM + d[None, :], acc, mask=mine[:, None] & (d < DIM)[None, :])
+        tl.store(parts_top + part, top, mask=mine)
+        tl.store(parts_total + part, total, mask=mine)
+        # every thread's part is written before the count goes up, and read after it was seen
+        tl.debug_barrier()
+        before = tl.atomic_add(finished + seq * HEADS + head, 1, sem="acq_rel", scope="gpu")
+        if before == parts - 1:
+            g = tl.arange(0, GROUP_PAD)
+            ours = g < GROUP
+            best = tl.full([GROUP_PAD], -float("inf"), tl.float32)
+            weight_sum = tl.zeros([GROUP_PAD], tl.float32)
+            mix = tl.zeros([GROUP_PAD, PAD], tl.float32)
+            for begin in range(0, parts, MERGED):
+                # unrolled, so that the loads of MERGED parts are in flight together
+                for j in tl.static_range(MERGED):
+                    index = ((first + begin + j).to(tl.int64) * HEADS + head) * GROUP + g
+                    there = ours & (begin + j < parts)
+                    other_top = tl.load(parts_top + index, mask=there, other=-float("inf"), cache_modifier=".cg")
+                    other_sum = tl.load(parts_total + index, mask=there, other=0.0, cache_modifier=".cg")
+                    values = tl.load(
+                        parts_acc + index[:, None] * DIM + d[None, :],
+                        mask=there[:, None] & (d < DIM)[None, :], other=0.0, cache_modifier=".cg",
+                    )  # fmt: skip
+                    higher = tl.maximum(best, other_top)
+                    anchor = tl.where(higher == -float("inf"), 0.0, higher)
+                    weight, age = tl.exp2(other_top - anchor), tl.exp2(best - anchor)
+                    weight_sum = weight_sum * age + other_sum * weight
+                    mix = mix * age[:, None] + values * weight[:, None]
+                    best = higher
+            group_heads = head * GROUP + g
+            mix, best, weight_sum = with_sinks(mix, best, weight_sum, sinks, group_heads, ours, SINKS)
+            merged, row_sums = normalised(mix, best, weight_sum)
+            to = (seq * HEADS * GROUP + group_heads)[:, None] * DIM + d[None, :]
+            tl.store(out + to, merged.to(out.dtype.element_ty), mask=ours[:, None] & (d < DIM)[None, :])
+            tl.store(lse + seq * HEADS * GROUP + group_heads, row_sums, mask=ours)
+            # ready for the next launch
+            tl.store(finished + seq * HEADS + head, 0)

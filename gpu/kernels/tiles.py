@@ -1,0 +1,103 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, unused-ignore"
+"""One step of attention over a tile of cached tokens: what decode and prefill share.
+
+Scores are kept in powers of two: exp2 is one instruction.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def token_rows(table, n, inside, page_stride, token_stride, s_page, s_token, PAGE: tl.constexpr, SCALED: tl.constexpr,
+               MASKED: tl.constexpr):  # fmt: skip
+    """Where tokens ``n`` of a sequence lie: offsets into pages and into scales. Only entries ``inside`` are read."""
+    if MASKED:
+        page = tl.load(table + n // PAGE, mask=inside, other=0).to(tl.int64)
+    else:
+        page = tl.load(table + n // PAGE).to(tl.int64)
+    row = page * page_stride + (n % PAGE) * token_stride
+    scale_row = row
+    if SCALED:
+        scale_row = page * s_page + (n % PAGE) * s_token
+    return row, scale_row
+
+
+@triton.jit
+def load_tile(pages, row, d, inside, kind: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, MASKED: tl.constexpr):
+    """[tokens, PAD] of K or V in ``kind``; what is not ``inside`` is zero, so that rubbish there cannot spread."""
+    at = pages + row[:, None] + d[None, :]
+    if MASKED:
+        if PAD != DIM:
+            tile = tl.load(at, mask=inside[:, None] & (d < DIM)[None, :], other=0.0)
+        else:
+            tile = tl.load(at, mask=inside[:, None], other=0.0)
+    else:
+        if PAD != DIM:
+            tile = tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+        else:
+            tile = tl.load(at)
+    return tile.to(kind)
+
+
+@triton.jit
+def product(a, b, EXACT: tl.constexpr):
+    """a @ b in float32."""
+    if EXACT:
+        c = tl.dot(a, b, input_precision="ieee")
+    else:
+        c = tl.dot(a, b)
+    return c
+
+
+@triton.jit
+def capped(s, scale, cap, SOFTCAP: tl.constexpr):
+    """Soft-capped scores, cap * tanh(s * scale / cap), and the factor that is left to apply, in powers of two."""
+    factor = scale * LOG2E
+    if SOFTCAP:
+        e = tl.exp2(s * (scale / cap * 2.0 * LOG2E))
+        s = (1.0 - 2.0 / (e + 1.0)) * cap
+        factor = LOG2E
+    return s, factor
+
+
+@triton.jit
+def softmax_step(s, factor, top, total):
+    """Weights exp2(s * factor) of one tile and the running (max, sum); also the factor that ages what was accumulated.
+
+    The multiplication is left to the exponent's subtraction, so that both are one instruction; factor is positive.
+    """
+    higher = tl.maximum(top, tl.max(s, axis=1) * factor)
+    # a row that has seen nothing has -inf - -inf: anchor it at 0
+    anchor = tl.where(higher == -float("inf"), 0.0, higher)
+    p = tl.exp2(s * factor - anchor[:, None])
+    age = tl.exp2(top - anchor)
+    return p, higher, total * age + tl.sum(p, axis=1), age
+
+
+@triton.jit
+def with_sinks(acc, top, total, sinks, head, inside, SINKS: tl.constexpr):
+    """Add each head's sink logit to its denominator."""
+    if SINKS:
+        sink = tl.load(sinks + head, mask=inside, other=-float("inf")).to(tl.float32) * LOG2E
+        higher = tl.maximum(top, sink)
+        anchor = tl.where(higher == -float("inf"), 0.0, higher)
+        age = tl.exp2(top - anchor)
+        acc = acc * age[:, None]
+        total = total * age + tl.exp2(sink - anchor)
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def normalised(acc, top, total):
+    """Output rows and their natural log-sum-exp; zeros and -inf where nothing was seen."""
+    out = tl.where(total[:, None] > 0.0, acc / tl.where(total > 0.0, total, 1.0)[:, None], 0.0)
+    out = tl.where(total[:, None] == total[:, None], out, float("nan"))
+    lse = tl.where(total > 0.0, (top + tl.log2(total)) * LN2, -float("inf"))
+    return out, lse

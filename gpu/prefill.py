@@ -1,0 +1,141 @@
+"""Paged prefill attention over a cached prefix, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.gpu import limits
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTiles:
+    """How a prefill kernel is built: rows of queries, tokens of a tile, warps, pipeline stages."""
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+
+
+def prefill_tiles(head_dim: int, item_bytes: int) -> PrefillTiles:
+    """The tile of a shape: two warp groups of 64 rows each, and three tiles of K and V of 16 KiB ahead of the one at
+    work. (The page table is read through the same pipeline, so ``stages`` counts two per tile ahead, and one.)
+    """
+    padded = limits.pad(head_dim, 16)
+    if item_bytes == 4:
+        return PrefillTiles(rows=64, block=max(16, 2048 // padded), warps=4, stages=2)
+    if padded > 128:
+        return PrefillTiles(rows=128, block=32, warps=8, stages=5)
+    return PrefillTiles(rows=128, block=64, warps=8, stages=7)
+
+
+class PrefillPlan:
+    """Attention of new tokens over cached context and themselves, planned once for a batch shape.
+
+    Causal and aligned to the end: the last new token of a sequence sees all of it. ``schedule`` lists the query tiles
+    on the device, once per step; ``run`` is one launch per layer. Neither synchronises or allocates (give ``out`` and
+    ``lse``), so CUDA graphs capture both and replay them with other lengths and tables in the same tensors.
+
+    batch: sequences. max_queries: new tokens of the whole batch at most. The other arguments and errors are those of
+    ``DecodePlan``.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        max_queries: int,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        page_tokens: int,
+        q_dtype: torch.dtype = torch.bfloat16,
+        kv_dtype: torch.dtype | None = None,
+        per_token_head: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: bool = False,
+        scale: float | None = None,
+        device: str | torch.device = "cuda",
+        tiles: PrefillTiles | None = None,
+    ) -> None:
+        self.group = limits.check_shape(q_heads, kv_heads, head_dim, page_tokens)
+        self.kv_dtype = q_dtype if kv_dtype is None else kv_dtype
+        self.quant = limits.check_types(q_dtype, self.kv_dtype, per_token_head)
+        limits.check_numbers(batch, window, softcap, scale)
+        self.batch, self.q_heads, self.kv_heads, self.head_dim = batch, q_heads, kv_heads, head_dim
+        self.page_tokens, self.q_dtype, self.window, self.softcap, self.sinks = (
+            page_tokens, q_dtype, window, softcap, sinks
+        )  # fmt: skip
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.device = torch.device(device)
+        self.tiles = tiles or prefill_tiles(head_dim, q_dtype.itemsize)
+        self.tile_tokens = self.tiles.rows // self.group
+        self.max_queries = max_queries
+        self.capacity = -(-max_queries // self.tile_tokens) + batch
+        self.items = torch.full((self.capacity, 8), -1, dtype=torch.int32, device=self.device)
+        self._lse = torch.empty((max_queries, q_heads), dtype=torch.float32, device=self.device)
+
+    def schedule(self, starts: Tensor, lengths: Tensor) -> None:
+        """List the query tiles; once per step, before the first ``run``.
+
+        starts: int32 [batch + 1] on the device, first row of q of each sequence, then the number of rows (at most
+        max_queries). lengths: int32 [batch] on the device, tokens of each sequence with its new ones. Raises ValueError
+        for another type or shape.
+        """
+        from radixkv.gpu.kernels.schedule import prefill_schedule
+
+        limits.check_ints("starts", starts, self.batch + 1)
+        limits.check_ints("lengths", lengths, self.batch)
+        prefill_schedule[(1,)](
+            starts, lengths, self.items, self.batch, self.capacity, BATCH_PAD=limits.pad(self.batch),
+            CAPACITY_PAD=limits.pad(self.capacity), TOKENS=self.tile_tokens, STEP=16, num_warps=4,
+        )  # fmt: skip
+
+    def run(
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        block_tables: Tensor,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        sinks: Tensor | None = None,
+        k_scales: Tensor | None = None,
+        v_scales: Tensor | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> Tensor:
+        """Attention of one layer; returns ``out``.
+
+        q: [queries, q_heads, head_dim], sequences one after another as ``starts`` says, at most max_queries rows; rows
+        past the last start are not read and their results not written. A query that sees nothing gives zeros and -inf.
+        lse: contiguous float32 [queries, q_heads]. The other arguments and errors are those of ``DecodePlan.run``.
+        """
+        from radixkv.gpu.kernels.prefill import prefill_kernel
+
+        if len(q) > self.max_queries:
+            raise ValueError(f"{len(q)} queries are more than the plan's {self.max_queries}")
+        limits.check_queries(q, (len(q), self.q_heads, self.head_dim), self.q_dtype)
+        limits.check_pages(k_pages, v_pages, (self.page_tokens, self.kv_heads, self.head_dim), self.kv_dtype)
+        limits.check_tables(block_tables, self.batch)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        lse = self._lse[: len(q)] if lse is None else lse
+        limits.check_results(out, lse, q)
+        k_rows = limits.check_scales(k_scales, k_pages, self.quant)
+        v_rows = limits.check_scales(v_scales, v_pages, self.quant)
+        limits.check_sinks(sinks, self.q_heads if self.sinks else 0)
+        prefill_kernel[(self.capacity, self.kv_heads)](
+            q, k_pages, v_pages, block_tables, self.items, out, lse, q if sinks is None else sinks, k_rows, v_rows,
+            self.scale, self.softcap, k_scale, v_scale, self.window, q.stride(0), q.stride(1),
+            *limits.head_stride(k_pages), *limits.head_stride(k_rows), block_tables.stride(0),
+            HEADS=self.kv_heads, GROUP=self.group, ROWS=self.tiles.rows, TOKENS=self.tile_tokens, DIM=self.head_dim,
+            PAD=limits.pad(self.head_dim, 16), PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
+            QUANT=self.quant, WINDOW=self.window > 0, SOFTCAP=self.softcap > 0, SINKS=self.sinks,
+            EXACT=self.q_dtype == torch.float32, num_warps=self.tiles.warps,
+        )  # fmt: skip
+        return out

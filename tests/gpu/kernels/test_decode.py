@@ -1,0 +1,137 @@
+"""Decode against the float32 reference: every shape, ragged batches, the numeric edges of section F."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .parts import TOLERANCE, Batch, check, error
+
+FLOATS = [torch.float16, torch.float32, torch.bfloat16]
+
+
+def needs(where: str, dtype: torch.dtype) -> torch.dtype:
+    if where == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter computes bfloat16 on its bit patterns")
+    return dtype
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("page", [8, 16, 32, 64, 128])
+def test_ragged_batches_on_pages_of_any_size(where: str, dtype: torch.dtype, page: int) -> None:
+    batch = Batch(where, [1, 15, 16, 17, 0, 200, 333], page=page, dtype=needs(where, dtype), seed=page)
+    q = batch.normal(7, 4, 64)
+    check(batch.decode(q), batch.reference(q), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dim", [16, 32, 64, 80, 96, 128, 192, 256])
+def test_f7_head_dims_do_not_leak_past_their_end(where: str, dim: int) -> None:
+    batch = Batch(where, [33, 150], dim=dim, seed=dim)
+    q = batch.normal(2, 4, dim)
+    check(batch.decode(q), batch.reference(q), 2e-3)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16])
+def test_f8_each_query_head_reads_its_own_kv_head(where: str, group: int) -> None:
+    batch = Batch(where, [70, 129], heads=(2 * group, 2), seed=group)
+    batch.k = [torch.zeros_like(k) for k in batch.k]
+    batch.v = [torch.ones_like(v) * torch.tensor([1, 2]).view(1, 2, 1) for v in batch.v]
+    batch.lay()
+    out, _ = batch.decode(batch.normal(2, 2 * group, 64))
+    want = (torch.arange(2 * group) // group + 1).view(1, -1, 1).expand(2, -1, 64)
+    assert torch.equal(out.float(), want.float())
+    batch = Batch(where, [70, 129], heads=(2 * group, 2), seed=group)
+    q = batch.normal(2, 2 * group, 64)
+    check(batch.decode(q), batch.reference(q), 2e-3)
+
+
+def test_f4_lengths_around_a_page(where: str) -> None:
+    lengths = [0, 1, 15, 16, 17, 1000]
+    batch = Batch(where, lengths)
+    ramp(batch)
+    out, lse = batch.decode(batch.normal(6, 4, 64))
+    for row, want in zip(out, [0.0, 0.0, 7.0, 7.5, 8.0, 499.5], strict=True):
+        assert torch.allclose(row.float(), torch.tensor(want), rtol=1e-3)
+    assert torch.all(lse[0] == -torch.inf)
+    assert torch.allclose(lse[1:], torch.log(torch.tensor(lengths[1:]).float())[:, None].expand(-1, 4), atol=1e-5)
+
+
+def ramp(batch: Batch) -> None:
+    """K = 0, V[i] = i."""
+    batch.k = [torch.zeros_like(k) for k in batch.k]
+    batch.v = [torch.arange(len(v)).view(-1, 1, 1).expand(v.shape).to(v.dtype) for v in batch.v]
+    batch.lay()
+
+
+def test_only_empty_rows(where: str) -> None:
+    batch = Batch(where, [0, 0, 0])
+    out, lse = batch.decode(batch.normal(3, 4, 64))
+    assert torch.all(out == 0) and torch.all(lse == -torch.inf)
+
+
+@pytest.mark.parametrize("order", ["random", "reversed"])
+@pytest.mark.parametrize("token", [0, 15, 16, 159])
+def test_f9_page_ids_in_any_order(where: str, order: str, token: int) -> None:
+    batch = Batch(where, [160], order=order, seed=token)
+    ramp(batch)
+    batch.k[0][token] = 100.0
+    batch.lay()
+    out, _ = batch.decode(torch.ones(1, 4, 64, dtype=batch.dtype))
+    assert torch.equal(out, torch.full_like(out, token))
+
+
+@pytest.mark.parametrize(("window", "length", "want"), [(16, 16, 7.5), (16, 17, 8.5), (16, 33, 24.5), (64, 200, 167.5)])
+def test_f11_sliding_window(where: str, window: int, length: int, want: float) -> None:
+    batch = Batch(where, [length])
+    ramp(batch)
+    out, _ = batch.decode(batch.normal(1, 4, 64), window=window)
+    assert torch.allclose(out.float(), torch.tensor(want), rtol=1e-3)
+
+
+@pytest.mark.parametrize("window", [1, 40, 5000])
+def test_window_softcap_and_sinks_together(where: str, window: int) -> None:
+    batch = Batch(where, [300, 1, 65, 0, 40], heads=(6, 2), seed=window)
+    q, sinks = batch.normal(5, 6, 64) * 4, batch.normal(6)
+    got = batch.decode(q, {"sinks": sinks.to(where)}, window=window, softcap=20.0, sinks=True)
+    check(got, batch.reference(q, window=window, softcap=20.0, sinks=sinks), 2e-3)
+
+
+def test_non_contiguous_queries(where: str) -> None:
+    batch = Batch(where, [100, 30])
+    wide = batch.normal(2, 12, 128)
+    q = wide[:, 2:10:2, :64]
+    assert not q.is_contiguous()
+    check(batch.decode(q), batch.reference(q), 2e-3)
+
+
+def test_interleaved_k_and_v_pages(where: str) -> None:
+    batch = Batch(where, [100, 30])
+    both = torch.stack((batch.k_pages, batch.v_pages), dim=1)
+    q = batch.normal(2, 4, 64)
+    check(batch.decode(q, {"k_pages": both[:, 0], "v_pages": both[:, 1]}), batch.reference(q), 2e-3)
+
+
+def test_large_scores_do_not_overflow(where: str) -> None:
+    batch = Batch(where, [500])
+    q = batch.normal(1, 4, 64) * 100
+    got, want = batch.decode(q), batch.reference(q)
+    assert error(got[0], want[0]) <= 2e-3
+    assert torch.allclose(got[1], want[1], rtol=1e-3)
+
+
+def test_long_beside_short_is_split(where: str) -> None:
+    from radixkv.gpu.decode import DecodePlan
+
+    lengths = [50, 3000, 16, 1, 70]
+    batch = Batch(where, lengths, seed=3)
+    plan = DecodePlan(5, **batch.shape)
+    plan.schedule(batch.ints(lengths))
+    items = plan.items.cpu()
+    items = items[items[:, 0] >= 0]
+    for seq, length in enumerate(lengths):
+        parts = items[items[:, 0] == seq]
+        assert torch.equal(parts[1:, 1], parts[:-1, 2]), "parts follow one another"
+        assert parts[0, 1] == 0 and parts[-1, 2] == length and torch.all(parts[:, 4] == len(parts))
+    assert len(items[items[:, 0] == 1]) > 1 and items[0, 0] == 1, "the long one is split and comes first"
+    q = batch.normal(5, 4, 64)
+    check(batch.decode(q), batch.reference(q), 2e-3)

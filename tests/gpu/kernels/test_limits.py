@@ -1,0 +1,89 @@
+"""What no kernel takes is refused, with what is supported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv.errors import ConfigError
+from radixkv.gpu.decode import DecodePlan
+from radixkv.gpu.merge import merge_states
+from radixkv.gpu.packing import gather
+from radixkv.gpu.pages import copy_pages, write
+from radixkv.gpu.prefill import PrefillPlan
+
+SHAPE: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "page_tokens": 16, "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"head_dim": 100}, "supported: 16, 32, 64, 80, 96, 128, 192, 256"),
+        ({"page_tokens": 24}, "supported: 8, 16, 32, 64, 128"),
+        ({"q_heads": 34}, "supported: 1, 2, 3"),
+        ({"q_heads": 5}, "no positive multiple of 2"),
+        ({"kv_dtype": torch.float8_e5m2}, r"float8_e5m2 is not supported; supported: torch.bfloat16.*int8"),
+        ({"kv_dtype": torch.float16}, "queries of torch.float16"),
+        ({"kv_dtype": torch.int8}, "per token and head"),
+        ({"q_dtype": torch.float64}, "query type torch.float64 is not supported"),
+        ({"window": -1}, "negative"),
+        ({"softcap": -1.0}, "negative"),
+        ({"scale": 0.0}, "scale 0.0 must be positive"),
+    ],
+)
+def test_plans_refuse(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        DecodePlan(3, **{**SHAPE, **wrong})
+    with pytest.raises(ConfigError, match=says):
+        PrefillPlan(3, 10, **{**SHAPE, **wrong})
+
+
+def test_plans_refuse_a_batch_of_none_or_too_many() -> None:
+    for batch in (0, 4097):
+        with pytest.raises(ConfigError, match=f"batch {batch} is outside"):
+            DecodePlan(batch, **SHAPE)
+
+
+def test_tensors_that_do_not_fit_are_refused(where: str) -> None:
+    plan = DecodePlan(2, **{**SHAPE, "device": where})
+    q = torch.zeros(2, 4, 64, dtype=torch.bfloat16, device=where)
+    pages = torch.zeros(3, 16, 2, 64, dtype=torch.bfloat16, device=where)
+    tables = torch.zeros(2, 1, dtype=torch.int32, device=where)
+    with pytest.raises(ValueError, match="lengths must be contiguous int32"):
+        plan.schedule(torch.zeros(2, dtype=torch.int64, device=where))
+    for arguments, says in (
+        ((q[:1], pages, pages, tables), "q must be"),
+        ((q, pages.half(), pages, tables), "k_pages is"),
+        ((q, pages, pages[:, :8], tables), "v_pages is"),
+        ((q, pages, pages, tables.long()), "block tables must be int32"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            plan.run(*arguments)
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        plan.run(q, pages, pages, tables, out=q.float())
+    with pytest.raises(ValueError, match="sinks must be"):
+        plan.run(q, pages, pages, tables, sinks=q[0, :, 0])
+    with pytest.raises(ValueError, match="scales were given"):
+        plan.run(q, pages, pages, tables, k_scales=q[..., 0].float())
+
+
+def test_moves_refuse(where: str) -> None:
+    kv = torch.zeros(1, 2, 3, 16, 2, 64, device=where)
+    ids = torch.zeros(2, dtype=torch.int32, device=where)
+    with pytest.raises(ValueError, match="cannot be copied"):
+        copy_pages(kv, ids, ids[:1])
+    with pytest.raises(ValueError, match="contiguous"):
+        copy_pages(kv.transpose(3, 4), ids, ids)
+    with pytest.raises(ValueError, match="tokens are int32"):
+        gather(kv, ids[None], ids[:1].long(), torch.zeros(1, 99, dtype=torch.uint8, device=where))
+    k = torch.zeros(2, 2, 64, device=where)
+    with pytest.raises(ValueError, match="does not hold 2"):
+        write(kv[0, 0], kv[0, 1], ids.long(), k[:1], k)
+    with pytest.raises(ValueError, match="slots are contiguous int64"):
+        write(kv[0, 0], kv[0, 1], ids, k, k)
+    with pytest.raises(ConfigError, match=r"page type torch\.float64"):
+        write(kv[0, 0].double(), kv[0, 1].double(), ids.long(), k, k)
+    with pytest.raises(ValueError, match="need float32 lses"):
+        merge_states(k, k)
