@@ -44,7 +44,7 @@ def killed_writer(folder: Path, seed: int, delay_s: float) -> int:
 def test_d1_killed_while_writing(tmp_path: Path) -> None:
     chance = random.Random(11)
     seen: list[list[int]] = []
-    for round_ in range(5):
+    for round_ in range(3):
         safe = killed_writer(tmp_path, round_, chance.uniform(0.005, 0.2))
         assert safe >= 5
         source = writer.prompts(round_)

@@ -94,7 +94,11 @@ def _gauges(driver: Driver, core: Core) -> None:
         return  # a write may be on its way behind a delete that has failed
     assert stats.disk_used_bytes <= stats.disk_capacity_bytes
     tier = core.disk.stats()
-    assert stats.disk_used_bytes == tier.used_bytes, "disk bytes"
+    strays = driver.cache._plane.residency.strays
+    there = core.disk.contains(list(strays))
+    # where a delete failed of what no write brought, the cache cannot know that nothing is there
+    unsure = sum(size for size, held in zip(strays.values(), there, strict=True) if not held)
+    assert stats.disk_used_bytes - unsure == tier.used_bytes, "disk bytes"
     held = [record for record in records if record.tiers[DISK].state]
     assert stats.disk_raw_bytes == sum(_tokens(driver, record) for record in held) * driver.layout.token_bytes
     assert sum(record.disk_bytes for record in held) <= tier.used_bytes

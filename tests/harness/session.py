@@ -113,7 +113,9 @@ class Session:
             self.commit(lag=lag)
 
     def truncate(self, n: int) -> None:
-        """Drop the uncommitted tokens from token ``n`` on."""
+        """Drop the uncommitted tokens from token ``n`` on. The step that computed them has ended: it told which to
+        drop."""
+        self.stream.synchronize()
         self.lease.truncate(n)
         self.tokens = self.tokens[:n]
         self.read()

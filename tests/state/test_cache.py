@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from radixkv.errors import OutOfPages
+from radixkv.errors import LeaseNotSettled, OutOfPages
 from radixkv.keys import Namespace
-from radixkv.plan import LoadPlan, Outcome, ReadPlan, StorePlan, WritePlan
+from radixkv.plan import DeletePlan, LoadPlan, NamePlan, Outcome, ReadPlan, StorePlan, TouchPlan, WritePlan
 from tests.harness.driver import Driver, make_layout
 from tests.harness.session import Session
 from tests.state.budget import budget
@@ -33,6 +34,7 @@ few = st.lists(st.integers(0, 1), min_size=1, max_size=5)
 names = st.sampled_from("ab")
 endings = st.sampled_from([None, None, None, Outcome.ERROR, Outcome.CORRUPT, Outcome.MISSING])
 SESSIONS = 8
+PLANS = (StorePlan, LoadPlan, ReadPlan, WritePlan, DeletePlan, NamePlan, TouchPlan)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -187,11 +189,76 @@ class CacheMachine(RuleBasedStateMachine):
         self.end(plans[data.draw(st.integers(0, len(plans) - 1))], ending, tell=tell)
 
     def end(self, plan: object, ending: Outcome | None, *, tell: bool = True) -> None:
-        """A copy ends. Only reads find corruption; deletes, names and uses are carried out."""
+        """A copy ends. Only reads find corruption; anything may fail."""
         if not isinstance(plan, ReadPlan) and ending is not None:
-            ending = Outcome.ERROR if isinstance(plan, StorePlan | LoadPlan | WritePlan) else None
+            ending = Outcome.ERROR
         self.lossy |= ending is not None
         self.d.finish(plan, ending, tell=tell)  # type: ignore[arg-type]
+
+    @rule(kinds=st.sets(st.sampled_from(PLANS), max_size=2))
+    def refuse(self, kinds: set[type]) -> None:
+        """From now on the mover refuses plans of these kinds."""
+        self.d.mover.refuse = kinds
+        self.lossy |= bool(kinds)
+
+    @precondition(lambda self: self.d.sessions)
+    @rule(data=st.data(), verb=st.sampled_from(["append", "commit", "fork", "truncate"]))
+    def act_too_early(self, data: st.DataObject, verb: str) -> None:
+        """A lease that waits refuses what would touch it. One that has settled, while loads still write its pages,
+        may be forked and committed; an append goes on a page of its own, or is refused."""
+        session = self.pick(data)
+        lease = session.lease
+        if lease.ready:
+            return
+        before = lease.length, lease.committed, lease.block_table.tolist()
+        acts: dict[str, Callable[[], object]] = {
+            "append": lambda: self.grow_unread(session),
+            "commit": lambda: lease.commit(session.tokens[lease.committed : lease.length]),
+            "fork": session.fork,
+            "truncate": lambda: lease.truncate(lease.committed),
+        }
+        if lease.settled and verb == "fork" and len(self.d.sessions) >= SESSIONS:
+            return
+        try:
+            acts[verb]()
+        except LeaseNotSettled:
+            assert before == (lease.length, lease.committed, lease.block_table.tolist())
+            assert verb == "append" or not lease.settled
+        except OutOfPages:
+            self.lossy = True
+        else:
+            assert lease.settled, f"{verb} on a lease that waits"
+
+    def grow_unread(self, session: Session) -> None:
+        if len(session.tokens) == session.lease.length:
+            session.tokens = [*session.tokens, 1]
+        session.compute(1)
+
+    @precondition(lambda self: self.d.sessions)
+    @rule(data=st.data(), draft=few, kept=st.integers(0, 4))
+    def speculate(self, data: st.DataObject, draft: list[int], kept: int) -> None:
+        """A draft is appended and part of it dropped again."""
+        session = self.pick(data)
+        if not session.lease.ready:
+            return
+        low = max(session.lease.committed, session.lease.prompt_tokens)
+        if self.grow(session, draft):
+            session.truncate(max(low, session.lease.length - kept))
+
+    @precondition(lambda self: self.history)
+    @rule(data=st.data(), to=st.sampled_from(["host", "device"]), cancel=st.booleans())
+    def prefetch(self, data: st.DataObject, to: str, cancel: bool) -> None:
+        name, tokens = data.draw(st.sampled_from(self.history))
+        try:
+            job = self.d.cache.prefetch(SPACES[name], tokens, to)
+        except OutOfPages:
+            self.lossy = True
+            return
+        if cancel and self.d.in_flight:
+            self.end(self.d.choices()[0], None)
+        if cancel:
+            job.cancel()
+            assert job.poll()
 
     @rule(tokens=prompts, name=names)
     def look(self, tokens: list[int], name: str) -> None:
@@ -257,7 +324,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def settle_all(self) -> None:
-        """Everything to the outer tiers, then off the device."""
+        """Everything to the outer tiers, then off the device. A mover that refuses for ever would have it tried for
+        ever."""
+        self.d.mover.refuse = set()
         self.d.land_fences()
         self.d.drain()
         self.d.evict_all()
@@ -338,6 +407,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Close cleanly and open the same store again."""
+        self.d.mover.refuse = set()
         self.lossy = True
         committed = self.d.committed
         self.d.restart()
@@ -355,6 +425,7 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.driver is not None:
             try:
+                self.driver.mover.refuse = set()
                 if self.whole:
                     self.driver.idle()
             finally:
@@ -363,4 +434,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = budget(300, 30)
+TestCache.settings = budget(200, 30)
