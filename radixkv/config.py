@@ -143,6 +143,8 @@ class Config:
         for name, kind in {**kinds, "policy": PolicyConfig, "shard": Shard}.items():
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be a {kind.__name__}, not {type(getattr(self, name)).__name__}")
+        if self.device.kind == "none" and self.disk.capacity_bytes:
+            raise ConfigError(f"device.kind 'none' keeps no bytes: disk.path {self.disk.path!r} must be left out")
         place = 4 * self.layout.quarter_bytes
         if 0 < self.host.capacity_bytes < place:
             raise ConfigError(f"host.capacity_bytes {self.host.capacity_bytes} cannot hold one chunk of {place} bytes")

@@ -83,6 +83,39 @@ def _leave(lanes: Lanes, process: int) -> None:
         lanes.close(0.0, EXIT_GRACE_S)
 
 
+class PlanningMover:
+    """For a cache without data: every copy ends at once, and moves nothing. One caller at a time."""
+
+    def __init__(self, **_: object) -> None:
+        self._ended: list[Done] = []
+        self._closed = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the mover is closed."""
+        return self._closed
+
+    def submit(self, plan: Plan) -> bool:
+        """The plan has ended. False once closed."""
+        if not self._closed:
+            self._ended.append(Done(plan.id, Outcome.OK))
+        return not self._closed
+
+    def completed(self) -> list[Done]:
+        """What has ended since the last call, in order of ending."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether ``completed`` has something to give. Never blocks: nothing is under way."""
+        return bool(self._ended)
+
+    def close(self, timeout_s: float) -> bool:
+        """Refuse new plans. True: nothing was dropped."""
+        self._closed = True
+        return True
+
+
 class ManualMover:
     """Carries out plans only when told, on the caller's thread, in any order: a seed replays a race.
 

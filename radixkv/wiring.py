@@ -38,7 +38,7 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
     device, host, staging, disk and queue_chunks (default: threads). Raises ConfigError, StoreLocked or StoreFormat;
     then nothing stays open.
     """
-    from radixkv.mover import ThreadMover
+    from radixkv.mover import PlanningMover, ThreadMover
     from radixkv.tiers.host import HostArena
 
     layout = config.layout
@@ -48,7 +48,8 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
         _check_device(device, config)
         unit = layout.quarter_bytes
         host = staging = None
-        if config.host.capacity_bytes:
+        planning = isinstance(device, NoDevice)  # places are counted, but no byte is kept
+        if config.host.capacity_bytes and not planning:
             host = HostArena(host_chunks(config) * 4, unit)
             stack.callback(host.close)
             staging = HostArena(config.host.staging_chunks * 4, unit)
@@ -56,7 +57,7 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
         disk = _disk(config)
         if disk is not None:
             stack.callback(disk.close)
-        make: Callable[..., Mover] = mover or ThreadMover
+        make: Callable[..., Mover] = mover or (PlanningMover if planning else ThreadMover)
         queue = config.disk.queue_chunks
         moving = make(layout=layout, device=device, host=host, staging=staging, disk=disk, queue_chunks=queue)
         core = Core(config, device, moving, disk, threading.RLock(), time.monotonic, os.urandom)

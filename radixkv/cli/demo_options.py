@@ -66,6 +66,9 @@ def read(
         store=store,
         json=json,
     )
+    for name, text in (("--store", store), ("--model", model), ("--conversations", conversations), ("--json", json)):
+        if text == "":
+            raise ConfigError(f"{name} is empty: leave it out, or name a path")
     if settings.chunk_tokens is not None and settings.chunk_tokens % settings.page_tokens:
         raise ConfigError(
             f"--chunk-tokens {settings.chunk_tokens} is not a multiple of --page-tokens {settings.page_tokens}"

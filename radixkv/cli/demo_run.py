@@ -55,6 +55,8 @@ def run(settings: Settings) -> None:
         store = _store(settings, folder)
         with Session.open(settings, threads, store, out) as session:
             session.say_sizes(out)
+            if session.cache.stats().disk_chunks:
+                session.say_restored(out)
             session.probe(out)
             records = _replay(session, out, restarts=0)
             counters = session.counters()

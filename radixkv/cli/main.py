@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import typer
 
 MISSING_CLI = "radixkv: the command line needs typer and rich; install radixkv with its [cli] extra"
+INTERRUPTED = 130
+"""Exit status after an interrupt from the keyboard, as shells have it."""
 COMMANDS = {"demo": "radixkv.cli.demo", "doctor": "radixkv.cli.doctor"}
 """Command to the module whose function of the same name it is; a module is imported when its command is asked for."""
 
@@ -58,4 +60,16 @@ def main() -> None:
     """Run the command line. Exits with status 1 and one line on standard error where the [cli] extra is missing."""
     if find_spec("typer") is None or find_spec("rich") is None:
         sys.exit(MISSING_CLI)
-    build_app()(prog_name="radixkv")
+    try:
+        build_app()(prog_name="radixkv")
+    except KeyboardInterrupt:
+        sys.exit(_interrupted())
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _interrupted()
+        raise
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED

@@ -24,7 +24,7 @@ HEAVY = (
 )
 PUBLIC = {
     *("__version__", "open", "Config", "DeviceConfig", "HostConfig", "DiskConfig", "PolicyConfig", "Shard"),
-    *("KVLayout", "CacheGroup", "Namespace", "Cache", "Lease", "Match", "Hit", "Cleared", "Stats"),
+    *("KVLayout", "CacheGroup", "Namespace", "Cache", "Lease", "Match", "Hit", "Cleared", "Stats", "Span", "Job"),
     *("RadixKVError", "OutOfPages", "InvalidTokens", "ConfigError", "StoreLocked", "StoreFormat", "WrongProcess"),
     *("LeaseClosed", "LeaseNotSettled", "InvariantError"),
 }
@@ -67,5 +67,5 @@ def test_public_names_are_the_real_things() -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'prefetch'"):
-        radixkv.prefetch  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'explain'"):
+        radixkv.explain  # noqa: B018
