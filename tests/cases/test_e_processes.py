@@ -128,7 +128,7 @@ def store(folder: Path) -> Config:
     layout = make_layout()
     return Config(
         layout=layout,
-        device=DeviceConfig(pages=8, kind="none"),
+        device=DeviceConfig(pages=8),
         host=HostConfig(capacity_bytes=layout.chunk_bytes),
         disk=DiskConfig(path=str(folder), capacity_bytes=DISK),
     )

@@ -18,7 +18,7 @@ def test_flush_ends_before_its_deadline(tmp_path: Path, disk_bytes: int, complet
     layout = radixkv.KVLayout.full(layers=4, kv_heads=1, head_dim=64, chunk_tokens=64)
     config = Config(
         layout,
-        device=DeviceConfig(pages=128, kind="none"),
+        device=DeviceConfig(pages=128),
         host=HostConfig(capacity_bytes=4 * layout.chunk_bytes),
         disk=DiskConfig(path=str(tmp_path), capacity_bytes=disk_bytes, sync=False),
     )
