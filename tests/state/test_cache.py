@@ -328,6 +328,8 @@ class CacheMachine(RuleBasedStateMachine):
         ever."""
         self.d.mover.refuse = set()
         self.d.land_fences()
+        for session in self.d.sessions:
+            session.stream.synchronize()
         self.d.drain()
         self.d.evict_all()
         self.lossy = True
@@ -434,4 +436,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = budget(200, 30)
+TestCache.settings = budget(250, 30)
