@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixkv.keys import Namespace, root_key
-from radixkv.node import DISK, HOST, ChunkRecord, Node, State
+from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
 from tests.sim.world import World
 
 
@@ -73,6 +73,29 @@ def bounds(world: World, ns: Namespace, key: bytes) -> Bounds:
             _most(device, [p for p in pieces if ready(p, HOST, DISK)]),
         ),
     )
+
+
+def check_stamps(world: World, root: Root, key: bytes, before: int) -> None:
+    """An acquire of ``key`` has just stamped the nodes that are part of it, and no others."""
+    todo: list[tuple[Node, bytes]] = [(root, b"")]
+    while todo:
+        node, above = todo.pop()
+        path = above + node.edge
+        if node is not root:
+            part = key.startswith(path)
+            assert part == (node.last_use > before), (
+                f"pages {node.start} to {node.end}: stamped {node.last_use > before}"
+            )
+        todo += [(child, path) for child in (node.children or {}).values()]
+
+
+def check_evicted(world: World) -> None:
+    """An eviction that found too little left nothing: every end of a path is pinned, or under a copy or fence."""
+    pool, tree = world.core.pool, world.core.tree
+    for node in (node for root in tree.all_roots() for node in tree.nodes(root)):
+        assert all(pool.busy[tail.page] for tail in node.tails or ()), "a tail could be evicted"
+        if node.pages and not node.resident_children and not (node.pins and node.pins[-1] == node.resident_end):
+            assert pool.busy[node.page_ids()[-1]], f"pages {node.start} to {node.resident_end} could be evicted"
 
 
 def _most(device: int, pieces: list[_Piece]) -> int:

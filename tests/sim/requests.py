@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
+
 from radixkv.errors import LeaseNotSettled, OutOfPages, RadixKVError
 from radixkv.keys import Namespace
 from radixkv.media import Span
 from radixkv.prefetch import Job
 from tests.harness.session import Session
+from tests.sim.model import check_stamps
 from tests.sim.world import LOAD_TIMEOUT_S, SPACES, World
 
 PROMPTS = 30
@@ -62,12 +65,12 @@ class Requests:
         return self.chance.choice(self.world.sessions) if self.world.sessions else None
 
     def media(self, tokens: list[int]) -> tuple[Span, ...]:
-        """At times a piece of media somewhere in the prompt, known or not."""
+        """At times a piece of media at the start of the prompt or soon after, known or not."""
         if not tokens or self.chance.random() < 0.85:
             return ()
-        start = self.chance.randrange(len(tokens))
-        length = min(len(tokens) - start, self.chance.randint(1, self.world.layout.chunk_tokens))
-        return (Span(start, length, self.chance.choice(["a", "a", "b", None])),)
+        start = min(len(tokens) - 1, self.chance.choice([0, 1, self.world.layout.page_tokens]))
+        length = min(len(tokens) - start, self.chance.choice([1, self.world.layout.chunk_tokens]))
+        return (Span(start, length, self.chance.choice(["a", "b", "b", None])),)
 
     def lag(self) -> bool:
         return self.chance.random() < 0.3 and len(self.world.fences) < FENCES
@@ -92,12 +95,18 @@ class Requests:
         world = self.world
         if len(world.sessions) >= SESSIONS:
             return None
+        resume = self.chance.random() < 0.1
+        plane = world.cache._plane
+        plane.drain()  # what else acquire would apply, and stamp, first
+        alone = not media and not plane.jobs and all(other.lease.settled for other in world.sessions)
+        now = plane.tree.now
         try:
-            resume = self.chance.random() < 0.1
             session = world.lease(tokens, ns, fill=False, reserve=reserve, media=media, resume=resume)
         except OutOfPages:
             return None
         self._bounded(session)
+        if alone:
+            check_stamps(world, session.lease.root, np.array(tokens, np.int32).tobytes(), now)
         if not session.lease.settled:
             self._refuses_work(session)
         if fill:

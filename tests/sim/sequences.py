@@ -158,6 +158,25 @@ def come_back(sim: Requests) -> Iterator[str]:
             yield "went on"
 
 
+def cut_regrow(sim: Requests) -> Iterator[str]:
+    """What a lease wrote is taken back while it is stored, and computed anew before those copies end."""
+    tokens, ns = sim.prompt() + sim.some(), sim.space()
+    session = sim.open(tokens, ns)
+    sim.world.cache.tick()
+    yield "being stored"
+    if session is not None:
+        sim.close(session, sim.chance.randint(0, len(tokens)))
+    yield "cut"
+    session = sim.open(tokens, ns)
+    sim.world.cache.tick()
+    yield "grown again"
+    sim.world.clock.run(sim.chance.choice([0.01, 0.05, 0.2]))
+    sim.world.cache.tick()
+    if session is not None:
+        sim.close(session)
+    yield "stored"
+
+
 def tug(sim: Requests) -> Iterator[str]:
     """Two prompts push each other out of a small host tier, loads and stores crossing."""
     pair = [(sim.prompt(), sim.space()) for _ in range(2)]
@@ -182,8 +201,12 @@ def _trouble(sim: Requests) -> list[int]:
 
 
 def durable(sim: Requests) -> Iterator[str]:
-    """What a complete flush said is on disk is found by the next process, as far as before."""
+    """What a complete flush said is on disk is found by the next process, as far as before; what was stored after a
+    new revision is found by no other process.
+    """
     world = sim.world
+    if world.core.tree.generations:
+        return
     for session in list(world.sessions):
         sim.close(session)
     world.clock.run(0.5)
@@ -214,6 +237,7 @@ SEQUENCES: dict[Sequence, float] = {
     store_race: 3,
     cold_reads: 2,
     come_back: 3,
+    cut_regrow: 3,
     tug: 2,
     durable: 1,
 }

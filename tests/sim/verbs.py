@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from radixkv.errors import OutOfPages
-from radixkv.plan import Outcome, StorePlan, WritePlan
-from tests.sim.model import bounds
+from radixkv.plan import LoadPlan, Outcome, StorePlan, WritePlan
+from tests.sim.model import bounds, check_evicted
 from tests.sim.requests import Requests
 from tests.sim.world import SPACES
 
@@ -83,6 +83,8 @@ def evict(sim: Requests) -> str:
     freed = sim.world.cache.evict(pages)
     assert freed <= pages
     assert sim.world.stats.free_pages >= free + freed, "freed pages are free"
+    if freed < pages:
+        check_evicted(sim.world)
     return f"{pages}: {freed}"
 
 
@@ -171,7 +173,7 @@ def end_copy(sim: Requests) -> str:
     if not plans:
         return "none"
     plan = sim.chance.choice(plans)
-    fails = isinstance(plan, StorePlan | WritePlan) and sim.chance.random() < sim.world.mover.pace.fail
+    fails = isinstance(plan, StorePlan | LoadPlan | WritePlan) and sim.chance.random() < sim.world.mover.pace.fail
     sim.world.finish(plan, Outcome.ERROR if fails else None, tell=sim.chance.random() < 0.5)
     return f"{type(plan).__name__} {plan.id}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from radixkv.config import PolicyConfig
 from radixkv.core import Core, host_chunks
 from radixkv.executor import CHANGES
 from radixkv.keys import Namespace
-from radixkv.plan import Outcome
+from radixkv.node import DISK, HOST, ChunkRecord, State
+from radixkv.plan import Outcome, ReadPlan
 from radixkv.protocols import Tier
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.faults import Fault, FaultyTier
@@ -79,9 +80,10 @@ def draw_setup(chance: random.Random) -> Setup:
         ),
         pace=Pace(
             at_once=chance.choice([0.0, 0.2, 0.6]),
+            usual_s=chance.choice([0.02, 0.02, 0.2]),
             hang=chance.choice([0.0, 0.05]),
             batch=chance.choice([0.0, 0.5, 1.0]),
-            fail=chance.choice([0.0, harm / 2]),
+            fail=chance.choice([0.0, harm, 0.2]),
         ),
         rates={fault: harm * chance.choice([0.0, 0.5, 1.0]) for fault in Fault},
     )
@@ -98,6 +100,7 @@ class World(Driver):
         self.clock = SimClock()
         self.chance = chance
         self.tier: FaultyTier | None = None
+        self._states: dict[tuple[int, int], tuple[State, int, ChunkRecord | None]] = {}
         self._known: dict[Namespace, set[tuple[int, ...]]] = {}
         disk = setup.disk if setup.host_chunks else "none"
         large = setup.disk_chunks > 100
@@ -140,6 +143,7 @@ class World(Driver):
         if self.tier is not None:
             self.cache.on_close(self.tier.close)
         self.closed = False
+        self._states = {}
         self.sessions = []
         self.fences = []
 
@@ -223,6 +227,35 @@ class World(Driver):
     def check(self) -> None:
         with self.tier.quiet() if self.tier is not None else nullcontext():
             super().check()
+        self._damage_is_gone()
+        self._parents_first()
+
+    def _records(self) -> Iterator[ChunkRecord]:
+        residency = self.cache._plane.residency
+        for root in self.core.tree.all_roots():
+            yield from residency.records_below(root)
+
+    def _damage_is_gone(self) -> None:
+        """What a read found lost or corrupt has left the tier once the cache has heard of it."""
+        if self.tier is None or any(isinstance(flight.plan, ReadPlan) for flight in self.core.flights.values()):
+            return
+        found = {key for key, fault in self.tier.damaged().items() if fault is not Fault.ERROR}
+        for record in self._records() if found else ():
+            assert record.key not in found or record.tiers[DISK].state is not State.READY, "a damaged record is served"
+
+    def _parents_first(self) -> None:
+        """No record has become readable in a tier while one and the same copy was filling its parent there."""
+        before, self._states = self._states, {}
+        for record in self._records():
+            for tier in (HOST, DISK):
+                here = record.tiers[tier]
+                self._states[id(record), tier] = (here.state, here.plan, record)
+                was, _, _ = before.get((id(record), tier), (State.NONE, 0, None))
+                if record.parent is None or here.state is not State.READY or was is State.READY:
+                    continue
+                above = record.parent.tiers[tier]
+                _, filling, _ = before.get((id(record.parent), tier), (State.NONE, 0, None))
+                assert not above.plan or above.plan != filling, "a child is readable before its parent"
 
     def kill(self) -> None:
         """The process dies: what was queued never happens, nobody closes anything, and another one opens the store."""
@@ -246,4 +279,5 @@ class World(Driver):
             self.tier.heal()
         self.mover.refuse.clear()
         self.mover.pace.hang = self.mover.pace.fail = 0.0
+        self.mover.pace.usual_s = min(self.mover.pace.usual_s, 0.02)
         self.clock.run(self.mover.pace.hang_s)

@@ -1,0 +1,187 @@
+"""The mutations: each breaks one promise of the core in one place, as a slip of the hand would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A change of one source file. edits: (text that stands there exactly once, what takes its place)."""
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+
+    def apply(self, source: str) -> str:
+        """The mutated source. Raises ValueError where a text does not stand there exactly once."""
+        for old, new in self.edits:
+            if source.count(old) != 1:
+                raise ValueError(f"mutation {self.name!r}: {source.count(old)} times in {self.file}: {old!r}")
+            source = source.replace(old, new)
+        return source
+
+
+def _one(name: str, file: str, old: str, new: str) -> Mutation:
+    return Mutation(name, f"radixkv/{file}", ((old, new),))
+
+
+MUTATIONS = (
+    _one(
+        "a page is reused under a copy",
+        "pool.py",
+        "pages = pages[self.busy[pages] == 0]",
+        "pass",
+    ),
+    _one("a commit leaves its old pin", "holding.py", "        tree.unpin(self._node, depth)\n", ""),
+    _one(
+        "the stamp goes to the lower half of a split",
+        "acquire.py",
+        "found.path.append(tree.split(last, found.within))",
+        "tree.split(last, found.within)\n            found.path.append(last)",
+    ),
+    _one(
+        "a hole is counted",
+        "coverage.py",
+        "                break\n            parts.append",
+        "                if record.index != index or record.end > found.pages:\n"
+        "                    break\n"
+        "                page, index = record.end, index + 1\n"
+        "                continue\n"
+        "            parts.append",
+    ),
+    _one(
+        "a damaged chunk is delivered",
+        "loads.py",
+        "read, ok = record.read, done.outcome is Outcome.OK",
+        "read, ok = record.read, done.outcome is not Outcome.ERROR",
+    ),
+    _one(
+        "a failed load counts as done",
+        "loads.py",
+        "        if done.outcome is not Outcome.OK:\n",
+        "        if False:\n",
+    ),
+    _one(
+        "movers ignore the fence of a commit",
+        "stores.py",
+        "if core.pool.n_busy and core.pool.unready[pages].any():",
+        "if False:",
+    ),
+    Mutation(
+        "a host slot is not pinned while it is loaded from",
+        "radixkv/loads.py",
+        (
+            (
+                "        (core.staging if staging else core.slots).pin(slot)\n        record.busy += 1\n",
+                "        record.busy += 1\n",
+            ),
+            ("        (core.staging if plan.staging else core.slots).unpin(plan.slot)\n", ""),
+        ),
+    ),
+    _one(
+        "a child is readable before its parent",
+        "residency.py",
+        "if record in landed and (record.parent is None or record.parent.tiers[tier].state is State.READY):",
+        "if record in landed:",
+    ),
+    _one(
+        "copy-on-write looks at the ref count",
+        "lease.py",
+        "int(pool.fill[self._table[entry]]) > offset",
+        "int(pool.ref[self._table[entry]]) > 1",
+    ),
+    _one(
+        "room for a child is made by evicting its parent",
+        "stores.py",
+        "        residency.claim_parent(record, HOST)\n"
+        "        slot = residency.host_room(record, lossless=self.flushing > 0)\n",
+        "        slot = residency.host_room(record, lossless=self.flushing > 0)\n"
+        "        residency.claim_parent(record, HOST)\n",
+    ),
+    _one(
+        "a split leaves pins below the cut",
+        "tree.py",
+        "n = bisect_right(node.pins, at)",
+        "n = 0",
+    ),
+    _one("a tail is taken without a ref", "acquire.py", "        plane.pool.ref[partial.page] += 1\n", ""),
+    _one(
+        "a load starts at the chunk's first page",
+        "coverage.py",
+        "parts.append(Part(record, page - index * tree.chunk_pages, record.end - page))",
+        "parts.append(Part(record, 0, record.end - page))",
+    ),
+    _one(
+        "a chunk's key leaves its parent out",
+        "paths.py",
+        "        if record.parent is None:\n            return self.root_of",
+        "        if record.parent is None or record.parent.parent is None:\n            return self.root_of",
+    ),
+    _one(
+        "a late copy lands in a record copied anew",
+        "residency.py",
+        "        if residence.plan != plan:\n",
+        "        if not residence.plan:\n",
+    ),
+    _one(
+        "a staging buffer is free before it is written",
+        "stores.py",
+        "            if not (wanted and ok and self.residency.submit_write(record, plan.slot, staging=True)):\n"
+        "                core.staging.free(plan.slot)\n",
+        "            if wanted and ok:\n"
+        "                self.residency.submit_write(record, plan.slot, staging=True)\n"
+        "            core.staging.free(plan.slot)\n",
+    ),
+    _one("a host slot is free under its copies", "slots.py", "        if slot in self._pins:\n", "        if False:\n"),
+    _one(
+        "a passed fence offers no victims",
+        "core.py",
+        "        if passed:\n",
+        "        if passed and not self.fences:\n",
+    ),
+    _one(
+        "a cut goes past another lease's pin",
+        "cut.py",
+        "low = max(-(-keep // size) - node.start, 0, node.pins[-1] - node.start if node.pins else 0)",
+        "low = max(-(-keep // size) - node.start, 0)",
+    ),
+    _one(
+        "media are told apart by their length alone",
+        "media.py",
+        'frame([("media", digest), ("length", str(self.length).encode())])',
+        'frame([("length", str(self.length).encode())])',
+    ),
+    _one(
+        "a failed read is never final",
+        "loads.py",
+        "if not ok and final and record",
+        "if not ok and not final and record",
+    ),
+    _one(
+        "a partial hit inside a page is pinned one page short",
+        "acquire.py",
+        "end, depth = partial, depth + 1",
+        "end, depth = partial, depth",
+    ),
+    _one("a hint stops one node short", "node.py", "while node.start >= depth and", "while node.start > depth and"),
+    _one(
+        "a truncate lowers a fill that others rely on",
+        "lease.py",
+        "if pool.ref[page] == 1 and not pool.cached[page]:  # nobody",
+        "if True:  # nobody",
+    ),
+    _one("a flush forgets conversation ends", "flush.py", "if not _has_short(node, edge):", "if False:"),
+    _one(
+        "a new revision gives stored chunks the old keys",
+        "clear.py",
+        'tree.generations[digest] = (("generation", plane.core.entropy(16).hex()),)',
+        "pass",
+    ),
+    _one(
+        "loaded pages may be read before the load ends",
+        "loads.py",
+        "core.pool.hold(pages, write=True, load=True)",
+        "core.pool.hold(pages, write=True)",
+    ),
+)
