@@ -216,7 +216,8 @@ class Cache:
         """The weights behind a namespace (or all) have been replaced under the same name: nothing cached so far is ever
         served again, in no tier. Open leases go on; what they commit is seen by nobody.
 
-        Says what was cleared, and what was kept back until leases and copies in flight let go of it.
+        Says what was cleared, and what was kept back until leases and copies in flight let go of it. On disk the old
+        rows are gone once ``flush`` has returned: call it before the process may be restarted under the same name.
         """
         if namespace is not None:
             self._check_namespace(namespace)

@@ -127,8 +127,9 @@ class Lease(Loading):
         """Drop appended tokens from token ``n`` on, not below ``committed`` (speculative decoding: what was not
         accepted).
 
-        Their slots are written again by the next ``append``. A pending slot of -1 past ``n`` is cancelled: that token
-        is another one now. Raises ValueError outside [committed, length]; LeaseNotSettled; LeaseClosed.
+        The step that wrote them must have ended on its stream. Their slots are written again by the next ``append``. A
+        pending slot of -1 past ``n`` is cancelled: that token is another one now. Raises ValueError outside [committed,
+        length]; LeaseNotSettled; LeaseClosed.
         """
         plane = self._plane
         with plane.lock:
