@@ -412,7 +412,11 @@ class Residency:
         return True
 
     def unwanted(self, record: ChunkRecord) -> bool:
-        """The disk tier refused it (too large, say), and it has not been used since: not worth another try."""
+        """It is of a revision that is over: a later process would take it for KV of the weights in use. Or the disk
+        tier refused it (too large, say), and it has not been used since: not worth another try.
+        """
+        if self.tree.retired and self.tree.root_of(record.node).retired:
+            return True
         return record.refused_at >= 0 and self.tree.record_use(record) <= record.refused_at
 
     def submit_write(self, record: ChunkRecord, slot: int, *, staging: bool) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.plan import DeletePlan, Outcome, WritePlan
+from radixkv.plan import DeletePlan, Outcome, StorePlan, WritePlan
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, prompt
+from tests.harness.driver import DISK, NS, prompt
 
 
 @pytest.mark.timeout(30)
@@ -41,3 +41,18 @@ def test_a_refused_write_does_not_forget_the_record_it_was_to_replace(drive: Dri
     driver.finish(delete, Outcome.ERROR)
     assert driver.stats.disk_used_bytes == used
     driver.check()
+
+
+def test_a_store_under_way_when_the_weights_are_replaced_never_reaches_the_disk(drive: Drive) -> None:
+    """It landed in host memory after the change, was written under the old keys, and a later process served it."""
+    driver = drive(host_chunks=1, disk_bytes=DISK)
+    driver.run(prompt(64))
+    (store,) = driver.copies(StorePlan)
+    driver.replace_weights(NS)
+    driver.cache.bump_revision(NS)
+    driver.finish(store, tell=False)
+    driver.run(prompt(64, kind=1))  # wants the host's one place: what is there goes to disk first
+    driver.mover.finish_all()
+    driver.cache.close(timeout_s=1.0)
+    driver._open()
+    assert driver.look(prompt(64)) == (0, 0, 0)

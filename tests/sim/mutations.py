@@ -147,10 +147,10 @@ MUTATIONS = (
         "low = max(-(-keep // size) - node.start, 0)",
     ),
     _one(
-        "media are told apart by their length alone",
-        "media.py",
-        'frame([("media", digest), ("length", str(self.length).encode())])',
-        'frame([("length", str(self.length).encode())])',
+        "media are left out of a chunk's key",
+        "residency.py",
+        "chunk_key(parent, *core.media.stored(data))",
+        "chunk_key(parent, core.media.stored(data)[0])",
     ),
     _one(
         "a failed read is never final",
@@ -173,10 +173,10 @@ MUTATIONS = (
     ),
     _one("a flush forgets conversation ends", "flush.py", "if not _has_short(node, edge):", "if False:"),
     _one(
-        "a new revision gives stored chunks the old keys",
+        "a new revision leaves stored chunks",
         "clear.py",
-        'tree.generations[digest] = (("generation", plane.core.entropy(16).hex()),)',
-        "pass",
+        "            plane.residency.drop(record, DISK)\n        cleared",
+        "        cleared",
     ),
     _one(
         "loaded pages may be read before the load ends",

@@ -160,21 +160,26 @@ def come_back(sim: Requests) -> Iterator[str]:
 
 def cut_regrow(sim: Requests) -> Iterator[str]:
     """What a lease wrote is taken back while it is stored, and computed anew before those copies end."""
-    tokens, ns = sim.prompt() + sim.some(), sim.space()
+    stem, ns = sim.prompt(), sim.space()
+    tokens = stem + [sim.chance.randint(0, 2) for _ in range(2 * sim.world.layout.chunk_tokens)]
     session = sim.open(tokens, ns)
+    sim.world.land_fences()
     sim.world.cache.tick()
     yield "being stored"
     if session is not None:
-        sim.close(session, sim.chance.randint(0, len(tokens)))
+        sim.close(session, sim.chance.choice([0, len(stem)]))
     yield "cut"
     session = sim.open(tokens, ns)
+    sim.world.land_fences()
     sim.world.cache.tick()
     yield "grown again"
-    sim.world.clock.run(sim.chance.choice([0.01, 0.05, 0.2]))
-    sim.world.cache.tick()
+    for _ in range(4):
+        sim.world.mover.wait(0.1)
+        sim.world.cache.tick()
+        yield "a copy ended"
     if session is not None:
         sim.close(session)
-    yield "stored"
+    yield "closed"
 
 
 def tug(sim: Requests) -> Iterator[str]:
@@ -192,6 +197,28 @@ def tug(sim: Requests) -> Iterator[str]:
             sim.world.clock.run(sim.chance.choice([0.0, 0.01, 0.1]))
             sim.world.cache.tick()
             yield "pushed out"
+
+
+def new_weights(sim: Requests) -> Iterator[str]:
+    """The weights of a namespace are replaced: no later process finds what was stored before, nor what came after."""
+    world, ns = sim.world, sim.space()
+    world.replace_weights(ns)
+    world.cache.bump_revision(ns)
+    assert not any(world.look(tokens, ns)[2] for tokens in sim.prompts), "KV of the old weights"
+    yield "new weights"
+    session = sim.open(sim.prompt(), ns)
+    yield "the new ones' KV"
+    if session is not None:
+        sim.close(session)
+    for other in list(world.sessions):
+        sim.close(other)
+    world.clock.run(0.5)
+    world.cache.tick()
+    if world.cache.flush(timeout_s=5.0) or world.cache._plane.residency.condemned:
+        return
+    world.restart()
+    assert not any(world.look(tokens, ns)[2] for tokens in sim.prompts), "KV of a revision that is over"
+    yield "another process"
 
 
 def _trouble(sim: Requests) -> list[int]:
@@ -239,6 +266,7 @@ SEQUENCES: dict[Sequence, float] = {
     come_back: 3,
     cut_regrow: 3,
     tug: 2,
-    durable: 1,
+    durable: 2,
+    new_weights: 0.5,
 }
 """How often each is drawn, in proportion."""

@@ -17,7 +17,7 @@ from tests.sim.verbs import VERBS, Verb
 from tests.sim.world import SPACES, World, draw_setup
 
 STEPS = 120
-DIRECTED = 0.12
+DIRECTED = 0.15
 """Share of steps that are directed sequences."""
 
 
