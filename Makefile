@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test check bench setup clean
+.PHONY: demo test check sim bench setup clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -36,6 +36,9 @@ check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy radixkv tests bench
 	@$(BIN)/lint-imports
+
+sim: $(READY)
+	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),50)
 
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)

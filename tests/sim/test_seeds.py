@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.project.environments import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(280)
