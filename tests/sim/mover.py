@@ -9,7 +9,7 @@ from typing import Any
 
 from radixkv.executor import CHANGES, take_batch
 from radixkv.mover import ManualMover
-from radixkv.plan import Done, LoadPlan, Outcome, Plan, StorePlan
+from radixkv.plan import Done, LoadPlan, Outcome, Plan, ReadPlan, StorePlan, WritePlan
 from radixkv.tiers.faults import WorkerDied
 from tests.sim.clock import SimClock
 
@@ -31,7 +31,8 @@ class Pace:
 
 class SimMover(ManualMover):
     """``ManualMover`` on a simulated clock. Changes of the tier keep their order, as under one writer, and may run in
-    batches; a thread that dies in a tier ends its plans in ERROR, as lanes do.
+    batches; a thread that dies in a tier ends its plans in ERROR, as lanes do. bad: keys of which a read found nothing
+    good, until they are written anew.
     """
 
     def __init__(self, *, clock: SimClock, chance: random.Random, pace: Pace, **parts: Any) -> None:
@@ -39,6 +40,7 @@ class SimMover(ManualMover):
         self.pace = pace
         self._clock = clock
         self._chance = chance
+        self.bad: set[bytes] = set()
         self._token_bytes: int = parts["layout"].token_bytes
 
     def submit(self, plan: Plan) -> bool:
@@ -83,6 +85,11 @@ class SimMover(ManualMover):
         except WorkerDied:
             done = [Done(plan.id, Outcome.ERROR) for plan in plans]
         self._done += done
+        for plan, end in zip(plans, done, strict=True):
+            if isinstance(plan, ReadPlan) and end.outcome in (Outcome.CORRUPT, Outcome.MISSING):
+                self.bad.add(plan.key)
+            elif isinstance(plan, WritePlan) and end.outcome is Outcome.OK:
+                self.bad.discard(plan.key)
         return done
 
     def wait(self, timeout_s: float) -> bool:

@@ -104,6 +104,8 @@ class Requests:
             session = world.lease(tokens, ns, fill=False, reserve=reserve, media=media, resume=resume)
         except OutOfPages:
             return None
+        if not world.setup.streams:
+            session.stream = world.stream
         self._bounded(session)
         if alone:
             check_stamps(world, session.lease.root, np.array(tokens, np.int32).tobytes(), now)
@@ -158,6 +160,8 @@ class Requests:
         if not self.lives(session) or not lease.ready:
             return False
         length = lease.length
+        if self.world.setup.streams and self.world.core.pool.unready[lease.block_table].any():
+            self.world.land_fences()  # a stream of its own waits for what others still write before it reads
         try:
             session.decode(session.tokens[length:] + (more or []), commit=False)
         except OutOfPages:

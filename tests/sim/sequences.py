@@ -214,7 +214,7 @@ def new_weights(sim: Requests) -> Iterator[str]:
         sim.close(other)
     world.clock.run(0.5)
     world.cache.tick()
-    if world.cache.flush(timeout_s=5.0) or world.cache._plane.residency.condemned:
+    if not world.core.tree.generations or world.cache.flush(timeout_s=5.0) or world.cache._plane.residency.condemned:
         return
     world.restart()
     assert not any(world.look(tokens, ns)[2] for tokens in sim.prompts), "KV of a revision that is over"

@@ -36,7 +36,7 @@ SMALL_DISK, LARGE_DISK = 512 << 10, 16 << 20
 class Setup:
     """What a seed decides before the first step. disk: "none", "memory" or "lmdb"; disk_chunks: room of one in memory.
 
-    edge_pages: longest edge of the tree. rates: of the tier's faults.
+    edge_pages: longest edge of the tree. streams: every session has a stream of its own. rates: of the tier's faults.
     """
 
     page: int
@@ -50,6 +50,7 @@ class Setup:
     disk: str
     disk_chunks: int
     edge_pages: int
+    streams: bool
     policy: PolicyConfig
     pace: Pace
     rates: dict[Fault, float]
@@ -72,6 +73,7 @@ def draw_setup(chance: random.Random) -> Setup:
         disk=chance.choice(["none", "memory", "memory", "memory", "lmdb"]),
         disk_chunks=chance.choice([3, 8, 8, 400]),
         edge_pages=chance.choice([1, 2, 4, 2048]),
+        streams=chance.random() < 0.5,
         policy=PolicyConfig(
             partial_children=chance.choice([0, 1, 8, 8]),
             min_partial_tokens=chance.choice([1, 1, 2]),
@@ -142,6 +144,7 @@ class World(Driver):
         self.cache = Cache(core)
         if self.tier is not None:
             self.cache.on_close(self.tier.close)
+        self.stream = self.device.stream()
         self.closed = False
         self._states = {}
         self.sessions = []
@@ -237,11 +240,11 @@ class World(Driver):
 
     def _damage_is_gone(self) -> None:
         """What a read found lost or corrupt has left the tier once the cache has heard of it."""
-        if self.tier is None or any(isinstance(flight.plan, ReadPlan) for flight in self.core.flights.values()):
+        bad = self.mover.bad
+        if any(isinstance(flight.plan, ReadPlan) for flight in self.core.flights.values()):
             return
-        found = {key for key, fault in self.tier.damaged().items() if fault is not Fault.ERROR}
-        for record in self._records() if found else ():
-            assert record.key not in found or record.tiers[DISK].state is not State.READY, "a damaged record is served"
+        for record in self._records() if bad else ():
+            assert record.key not in bad or record.tiers[DISK].state is not State.READY, "a damaged record is served"
 
     def _parents_first(self) -> None:
         """No record has become readable in a tier while one and the same copy was filling its parent there."""
