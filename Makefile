@@ -37,13 +37,9 @@ check: $(READY)
 	@$(BIN)/mypy radixkv tests bench
 	@$(BIN)/lint-imports
 
+# Seeds 0 to SEEDS - 1, half a second each. A seed that fails prints how to replay it.
 sim: $(READY)
-	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),50)
-
-# The simulator: seeds 0 to SEEDS - 1, half a second each. A seed that fails prints how to replay it.
-SEEDS ?= 200
-sim: $(READY)
-	@$(BIN)/python -m tests.sim --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),50) $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)
