@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixkv.keys import Namespace, root_key
-from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
+from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State, Tail
 from tests.sim.world import World
 
 
@@ -87,6 +87,27 @@ def check_stamps(world: World, root: Root, key: bytes, before: int) -> None:
                 f"pages {node.start} to {node.end}: stamped {node.last_use > before}"
             )
         todo += [(child, path) for child in (node.children or {}).values()]
+
+
+def ends(world: World) -> list[tuple[Node | Tail, int]]:
+    """What could be evicted now, with its resident pages: ends of paths under no pin, copy or fence."""
+    pool, tree = world.core.pool, world.core.tree
+    out: list[tuple[Node | Tail, int]] = []
+    for node in (node for root in tree.all_roots() for node in tree.nodes(root)):
+        out += [(tail, 1) for tail in node.tails or () if not pool.busy[tail.page]]
+        pinned = node.pins and node.pins[-1] == node.resident_end
+        if node.pages and not node.resident_children and not pinned and not pool.busy[node.page_ids()].any():
+            out.append((node, node.resident))
+    return out
+
+
+def check_coldest(before: list[tuple[Node | Tail, int]]) -> None:
+    """Of ``ends`` before an eviction, none that lost a page is hotter than one that lost none."""
+    lost, kept = [-1], [1 << 62]
+    for entry, pages in before:
+        left = int(entry.alive) if isinstance(entry, Tail) else entry.resident
+        (lost if left < pages else kept).append(entry.last_use)
+    assert max(lost) <= min(kept), "a hotter page was evicted"
 
 
 def check_evicted(world: World) -> None:

@@ -171,6 +171,7 @@ MUTATIONS = (
         "if pool.ref[page] == 1 and not pool.cached[page]:  # nobody",
         "if True:  # nobody",
     ),
+    _one("the hottest page goes first", "policy.py", "        return last_use\n", "        return -last_use\n"),
     _one("a flush forgets conversation ends", "flush.py", "if not _has_short(node, edge):", "if False:"),
     _one(
         "a new revision leaves stored chunks",

@@ -178,6 +178,17 @@ class Requests:
                 end = min(session.media[0].start, session.lease.committed)
                 self.world.remember(session.ns, session.tokens[:end])
 
+    def truncate(self, session: Session) -> int:
+        """Give up some appended tokens. Returns how many are left."""
+        lease = session.lease
+        keep = self.chance.randint(lease.committed, lease.length)
+        session.stream.synchronize()  # which tokens stay is known once the step that wrote them has ended
+        lease.truncate(keep)
+        assert lease.length == keep and lease.committed <= keep
+        session.tokens = session.tokens[: max(keep, lease.prompt_tokens)]
+        session.read()
+        return keep
+
     def close(self, session: Session, keep: int | None = None) -> None:
         if self.lives(session):
             self.world.land_later(session.close(keep, lag=self.lag()))

@@ -43,15 +43,18 @@ def close_evict_commit(sim: Requests) -> Iterator[str]:
 
 
 def siblings(sim: Requests) -> Iterator[str]:
-    """A fork and its origin write past the same half-filled page."""
+    """A fork and its origin write past the same half-filled page, or anew where they share uncommitted tokens."""
     session = sim.session() or sim.open(sim.prompt(), sim.space())
-    if session is None or not session.lease.ready or not sim.fill(session, commit=False):
+    if session is None or not sim.fill(session, sim.some() if sim.chance.random() < 0.5 else [], commit=False):
         return
     other = session.fork()
     pair = [session, other]
     sim.chance.shuffle(pair)
     yield "forked"
     for one in pair:
+        if sim.lives(one) and one.lease.ready and sim.chance.random() < 0.5:
+            sim.truncate(one)
+            yield "one gave some up"
         sim.fill(one, sim.some(), commit=sim.chance.random() < 0.6)
         yield "one wrote"
     sim.close(pair[0], sim.chance.choice([None, None, 0, 3]))
@@ -202,6 +205,13 @@ def tug(sim: Requests) -> Iterator[str]:
 def new_weights(sim: Requests) -> Iterator[str]:
     """The weights of a namespace are replaced: no later process finds what was stored before, nor what came after."""
     world, ns = sim.world, sim.space()
+    session = sim.open(sim.prompt(), ns)
+    if session is not None:
+        sim.close(session)
+    world.clock.run(0.3)
+    world.cache.tick()
+    world.cache.flush(timeout_s=1.0)
+    yield "the old ones' KV"
     world.replace_weights(ns)
     world.cache.bump_revision(ns)
     assert not any(world.look(tokens, ns)[2] for tokens in sim.prompts), "KV of the old weights"
@@ -214,9 +224,14 @@ def new_weights(sim: Requests) -> Iterator[str]:
         sim.close(other)
     world.clock.run(0.5)
     world.cache.tick()
-    if not world.core.tree.generations or world.cache.flush(timeout_s=5.0) or world.cache._plane.residency.condemned:
+    if not world.core.tree.generations or world.tier is None:
         return
+    rates, world.tier.rates = world.tier.rates, {}
+    flushed = not world.cache.flush(timeout_s=5.0) and not world.core.flights
     world.restart()
+    world.tier.rates = rates
+    if not flushed:
+        return
     assert not any(world.look(tokens, ns)[2] for tokens in sim.prompts), "KV of a revision that is over"
     yield "another process"
 
@@ -267,6 +282,6 @@ SEQUENCES: dict[Sequence, float] = {
     cut_regrow: 3,
     tug: 2,
     durable: 2,
-    new_weights: 0.5,
+    new_weights: 1,
 }
 """How often each is drawn, in proportion."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from radixkv.errors import OutOfPages
 from radixkv.plan import LoadPlan, Outcome, StorePlan, WritePlan
-from tests.sim.model import bounds, check_evicted
+from tests.sim.model import bounds, check_coldest, check_evicted, ends
 from tests.sim.requests import Requests
 from tests.sim.world import SPACES
 
@@ -79,9 +79,11 @@ def close(sim: Requests) -> str:
 
 def evict(sim: Requests) -> str:
     pages = sim.chance.choice([1, 2, 5, sim.world.setup.pages])
-    free = sim.world.stats.free_pages
+    sim.world.cache._plane.drain()  # what else evict would apply first
+    free, before = sim.world.stats.free_pages, ends(sim.world)
     freed = sim.world.cache.evict(pages)
     assert freed <= pages
+    check_coldest(before)
     assert sim.world.stats.free_pages >= free + freed, "freed pages are free"
     if freed < pages:
         check_evicted(sim.world)
@@ -121,16 +123,10 @@ def truncate(sim: Requests) -> str:
     session = sim.session()
     if session is None or not sim.fill(session, sim.some(), commit=False):
         return "nobody"
-    lease = session.lease
-    keep = sim.chance.randint(lease.committed, lease.length)
-    session.stream.synchronize()  # which tokens stay is known once the step that wrote them has ended
-    lease.truncate(keep)
-    assert lease.length == keep and lease.committed <= keep
-    session.tokens = session.tokens[: max(keep, lease.prompt_tokens)]
-    session.read()
+    keep = sim.truncate(session)
     more = sim.some() if sim.chance.random() < 0.7 else []
     done = sim.fill(session, more, commit=sim.chance.random() < 0.5)
-    return f"to {keep}, {len(more)} more: {done}, {lease}"
+    return f"to {keep}, {len(more)} more: {done}, {session.lease}"
 
 
 def bump_revision(sim: Requests) -> str:
