@@ -61,7 +61,9 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
     """Retire the roots of a namespace, or all, and clear what is below them. Stored chunks go even where a copy uses
     them, and new ones get other keys: a number that no other run had is part of their root's.
     """
-    tree = plane.tree
+    tree, residency = plane.tree, plane.residency
+    # what a failed delete left on disk, or a restart could not place, may be of these revisions: its key does not say
+    residency.condemned.update({*residency.strays, *residency.deleting} - residency.foreign)
     if namespace is None:
         roots = list(tree.all_roots())
         digests = list(tree.roots)
@@ -72,12 +74,12 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
         tree.generations[digest] = (("generation", plane.core.entropy(16).hex()),)
     done = [0] * 6
     for root in roots:
-        for record in list(plane.residency.records_below(root)):
+        for record in list(residency.records_below(root)):
             if record.tiers[DISK].state:
                 assert record.key is not None
-                plane.residency.condemned.add(record.key)
+                residency.condemned.add(record.key)
                 done[2] += 1
-            plane.residency.drop(record, DISK)
+            residency.drop(record, DISK)
         cleared = _clear_root(plane, root, None)
         done = [a + b for a, b in zip(done, cleared, strict=True)]
         if not root.retired:

@@ -56,3 +56,29 @@ def test_a_store_under_way_when_the_weights_are_replaced_never_reaches_the_disk(
     driver.cache.close(timeout_s=1.0)
     driver._open()
     assert driver.look(prompt(64)) == (0, 0, 0)
+
+
+def test_what_a_failed_delete_left_on_disk_goes_when_the_weights_are_replaced(drive: Drive) -> None:
+    """It was of no record any more, so the change did not touch it, and a later process served it."""
+    driver = drive(disk_bytes=DISK)
+    driver.to_disk(prompt(64))
+    driver.cache.clear(tier="disk")
+    (delete,) = driver.copies(DeletePlan)
+    driver.finish(delete, Outcome.ERROR)
+    driver.replace_weights(NS)
+    driver.cache.bump_revision(NS)
+    driver.restart()
+    assert driver.look(prompt(64)) == (0, 0, 0)
+
+
+def test_a_delete_that_fails_after_the_weights_were_replaced_is_tried_again(drive: Drive) -> None:
+    """The record had been given up before the change; its delete failed after it."""
+    driver = drive(disk_bytes=DISK)
+    driver.to_disk(prompt(64))
+    driver.cache.clear(tier="disk")
+    (delete,) = driver.copies(DeletePlan)
+    driver.replace_weights(NS)
+    driver.cache.bump_revision(NS)
+    driver.finish(delete, Outcome.ERROR)
+    driver.restart()
+    assert driver.look(prompt(64)) == (0, 0, 0)
