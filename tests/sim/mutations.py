@@ -176,7 +176,7 @@ MUTATIONS = (
     _one(
         "a new revision leaves stored chunks",
         "clear.py",
-        "            plane.residency.drop(record, DISK)\n        cleared",
+        "            residency.drop(record, DISK)\n        cleared",
         "        cleared",
     ),
     _one(

@@ -1,0 +1,142 @@
+"""Directed sequences about what is stored: cold reads, restarts, new weights, media."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radixkv.media import Span
+from radixkv.plan import LoadPlan, Outcome, ReadPlan
+from tests.sim.requests import Requests
+
+
+def cold(sim: Requests) -> Iterator[str]:
+    """As much as fits on disk, nothing above it."""
+    world = sim.world
+    for _ in range(2):
+        world.clock.run(0.3)
+        world.cache.tick()
+        world.cache.flush(timeout_s=1.0)
+    world.cache.evict(world.setup.pages)
+    yield "flushed and evicted"
+    world.cache.clear(tier="host")
+    yield "host cleared"
+
+
+def cold_reads(sim: Requests) -> Iterator[str]:
+    """Prompts come back from disk, reads ending one by one in any order; leases close half way, or wait."""
+    yield from cold(sim)
+    tokens, ns = sim.chance.choice(sim.prompts), sim.space()
+    sessions = [sim.open(t, ns, fill=False) for t in (tokens, sim.prompt(), tokens + sim.some())]
+    yield "asked for"
+    for _ in range(sim.chance.randint(0, 8)):
+        plans = sim.world.choices()
+        reads = [plan for plan in plans if isinstance(plan, ReadPlan | LoadPlan)]
+        if reads:
+            plan = sim.chance.choice(reads)
+            bad = isinstance(plan, ReadPlan) and sim.chance.random() < 0.2 and bool(sim.world.setup.rates)
+            ending = sim.chance.choice([Outcome.ERROR, Outcome.MISSING, Outcome.CORRUPT]) if bad else None
+            sim.world.finish(plan, ending, tell=sim.chance.random() < 0.7)
+            yield "a read ended"
+    for session in sessions:
+        if session is None:
+            continue
+        if sim.chance.random() < 0.3:
+            sim.close(session)
+        elif sim.wait(session):
+            sim.fill(session)
+        yield "waited or closed"
+
+
+def pictures(sim: Requests) -> Iterator[str]:
+    """One text around two pictures: stored side by side, read back after a restart or an eviction."""
+    world, ns = sim.world, sim.space()
+    tokens = sim.prompt() + sim.some()
+    spans = [(Span(0, 1, digest),) for digest in ("a", "b")]
+    for media in spans:
+        session = sim.open(tokens, ns, media=media)
+        if session is not None:
+            sim.close(session)
+        yield "seen"
+    world.land_fences()
+    world.cache.tick()
+    world.clock.run(0.3)
+    world.cache.flush(timeout_s=1.0)
+    world.cache.evict(world.setup.pages)
+    world.cache.clear(tier="host")
+    yield "stored"
+    if sim.chance.random() < 0.5:
+        world.restart()
+    for media in sim.chance.sample(spans, 2):
+        session = sim.open(tokens, ns, fill=False, media=media)
+        if session is not None and sim.wait(session):
+            sim.fill(session)
+        yield "seen again"
+
+
+def new_weights(sim: Requests) -> Iterator[str]:
+    """The weights of a namespace are replaced: no later process finds what was stored before, nor what came after."""
+    world, ns = sim.world, sim.space()
+    session = sim.open(sim.prompt(), ns)
+    if session is not None:
+        sim.close(session)
+    world.clock.run(0.3)
+    world.cache.tick()
+    world.cache.flush(timeout_s=1.0)
+    yield "the old ones' KV"
+    world.replace_weights(ns)
+    world.cache.bump_revision(ns)
+    assert not any(world.look(tokens, ns)[2] for tokens in sim.prompts), "KV of the old weights"
+    yield "new weights"
+    session = sim.open(sim.prompt(), ns)
+    yield "the new ones' KV"
+    if session is not None:
+        sim.close(session)
+    for other in list(world.sessions):
+        sim.close(other)
+    world.clock.run(0.5)
+    world.cache.tick()
+    if not world.core.tree.generations or world.tier is None:
+        return
+    rates, world.tier.rates = world.tier.rates, {}
+    flushed = not world.cache.flush(timeout_s=5.0) and not world.core.flights
+    world.restart()
+    world.tier.rates = rates
+    if not flushed:
+        return
+    assert not any(world.look(tokens, ns)[2] for tokens in sim.prompts), "KV of a revision that is over"
+    yield "another process"
+
+
+def _trouble(sim: Requests) -> list[int]:
+    """Why something that was on disk may be there no more."""
+    stats = sim.world.stats
+    return [stats.disk_evicted, stats.write_refused, stats.lost]
+
+
+def durable(sim: Requests) -> Iterator[str]:
+    """What a complete flush said is on disk is found by the next process, as far as before; what was stored after a
+    new revision is found by no other process.
+    """
+    world = sim.world
+    if world.core.tree.generations:
+        return
+    for session in list(world.sessions):
+        sim.close(session)
+    world.clock.run(0.5)
+    world.cache.tick()
+    yield "closed"
+    ns = sim.space()
+    before = [world.look(tokens, ns)[2] for tokens in sim.prompts]
+    trouble = _trouble(sim)
+    if world.cache.flush(timeout_s=5.0) or world.tier is None or world.tier.damaged() or _trouble(sim) != trouble:
+        return
+    if sim.chance.random() < 0.5:
+        world.kill()
+    else:
+        world.restart()
+    # with few branches looked at, which of them has the shared head of a chunk depends on their order
+    unit = 1 if world.config.policy.partial_children == 8 else world.layout.chunk_tokens
+    for tokens, covered in zip(sim.prompts, before, strict=True):
+        covered = covered // unit * unit
+        assert world.look(tokens, ns)[2] >= covered, f"{covered} tokens of {tokens} were on disk"
+    yield "another process"
