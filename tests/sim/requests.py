@@ -10,7 +10,6 @@ import numpy as np
 from radixkv.errors import LeaseNotSettled, OutOfPages, RadixKVError
 from radixkv.keys import Namespace
 from radixkv.media import Span
-from radixkv.prefetch import Job
 from tests.harness.session import Session
 from tests.sim.model import check_stamps
 from tests.sim.world import LOAD_TIMEOUT_S, SPACES, World
@@ -39,7 +38,6 @@ class Requests:
         self.world = world
         self.chance = chance
         size, chunk = world.layout.page_tokens, world.layout.chunk_tokens
-        self.jobs: list[Job] = []
         self.longest = max(2 * chunk, min(6 * chunk, world.setup.pages * size // 2))
         self.prompts = draw_prompts(chance, self.longest)
 

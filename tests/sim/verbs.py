@@ -106,16 +106,16 @@ def prefetch(sim: Requests) -> str:
     """Start one, poll some, cancel some."""
     to = sim.chance.choice(["host", "host", "device"])
     try:
-        sim.jobs.append(sim.world.cache.prefetch(sim.space(), sim.prompt(), to))
+        sim.world.jobs.append(sim.world.cache.prefetch(sim.space(), sim.prompt(), to))
     except OutOfPages:
         return "out of pages"
-    for job in list(sim.jobs):
+    for job in list(sim.world.jobs):
         if sim.chance.random() < 0.3:
             job.cancel()
         if job.poll():
             assert job.moved_tokens <= job.wanted_tokens, "more moved than was to be"
-            sim.jobs.remove(job)
-    return f"to {to}: {len(sim.jobs)} under way"
+            sim.world.jobs.remove(job)
+    return f"to {to}: {len(sim.world.jobs)} under way"
 
 
 def truncate(sim: Requests) -> str:

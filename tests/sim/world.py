@@ -16,6 +16,7 @@ from radixkv.executor import CHANGES
 from radixkv.keys import Namespace
 from radixkv.node import DISK, HOST, ChunkRecord, State
 from radixkv.plan import Outcome, ReadPlan
+from radixkv.prefetch import Job
 from radixkv.protocols import Tier
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.faults import Fault, FaultyTier
@@ -148,6 +149,7 @@ class World(Driver):
         self.closed = False
         self._states = {}
         self.sessions = []
+        self.jobs: list[Job] = []  # of this process: nobody asks a dead one's
         self.fences = []
 
     def _open_tier(self) -> None:
