@@ -165,14 +165,14 @@ def _records(plane: Plane, walk: _Walk) -> None:
     _must(slots.audit() and plane.core.staging.audit(), "every unit is free or taken, once")
     token = plane.core.layout.token_bytes
     raw = sum(residency.tokens(r) * token for r in walk.records if r.tiers[DISK].state)
-    used = sum(r.disk_bytes for r in walk.records if r.tiers[DISK].state) + sum(residency.strays.values())
+    used = sum(r.disk_bytes for r in walk.records if r.tiers[DISK].state) + sum(residency.stored.strays.values())
     _must(
-        (raw, used) == (residency.disk_raw, residency.disk_used),
+        (raw, used) == (residency.stored.raw_bytes, residency.stored.used_bytes),
         "disk gauges",
         raw,
         used,
-        residency.disk_raw,
-        residency.disk_used,
+        residency.stored.raw_bytes,
+        residency.stored.used_bytes,
     )
 
 

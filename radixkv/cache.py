@@ -189,7 +189,7 @@ class Cache:
                 shorts = [r for node in found.path for r in node.shorts or ()]
                 whole = [r for node in found.path for r in node.records or ()]
                 for record in [r for r in (*whole, *shorts) if r.end <= found.pages]:
-                    plane.residency.write(record)
+                    plane.writes.write(record)
             return plane.core.copies - before
 
     def prefetch(self, namespace: Namespace, tokens: Any, to: str = "host") -> Job:
@@ -324,9 +324,9 @@ class Cache:
                 host_used_bytes=core.slots.used_units * unit,
                 host_capacity_bytes=host_chunks(core.config) * 4 * unit,
                 disk_chunks=residency.chunks[DISK],
-                disk_used_bytes=residency.disk_used,
+                disk_used_bytes=residency.stored.used_bytes,
                 disk_capacity_bytes=core.disk.capacity_bytes if core.disk is not None else 0,
-                disk_raw_bytes=residency.disk_raw,
+                disk_raw_bytes=residency.stored.raw_bytes,
                 in_flight=len(core.flights),
                 open_leases=len(plane.leases),
                 **counters,  # type: ignore[arg-type]

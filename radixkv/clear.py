@@ -30,7 +30,7 @@ def clear(plane: Plane, namespace: Namespace | None, tier: str | None) -> Cleare
         root = tree.peek(namespace, plane.core.storage)
         roots = [] if root is None else [root]
     elif tier in (None, "disk"):
-        plane.residency.clear_strays()
+        plane.residency.stored.clear_strays()
     done = [0] * 6
     for root in roots:
         done = [a + b for a, b in zip(done, _clear_root(plane, root, tier), strict=True)]
@@ -62,8 +62,7 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
     them, and new ones get other keys: a number that no other run had is part of their root's.
     """
     tree, residency = plane.tree, plane.residency
-    # what a failed delete left on disk, or a restart could not place, may be of these revisions: its key does not say
-    residency.condemned.update({*residency.strays, *residency.deleting} - residency.foreign)
+    residency.stored.condemn()
     if namespace is None:
         roots = list(tree.all_roots())
         digests = list(tree.roots)
@@ -77,7 +76,7 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
         for record in list(residency.records_below(root)):
             if record.tiers[DISK].state:
                 assert record.key is not None
-                residency.condemned.add(record.key)
+                residency.stored.condemn(record.key)
                 done[2] += 1
             residency.drop(record, DISK)
         cleared = _clear_root(plane, root, None)
@@ -91,8 +90,8 @@ def clear_retired(plane: Plane) -> None:
     """What leases and copies in flight kept of revisions that are over goes once they have let go of it, and deletes
     that failed are asked for again.
     """
-    if plane.residency.condemned:
-        plane.residency.delete_condemned()
+    if plane.residency.stored.condemned:
+        plane.residency.stored.delete_condemned()
     for root in list(plane.tree.retired):
         _clear_root(plane, root, None)
         plane.tree.forget_root(root)
@@ -112,8 +111,7 @@ def _clear_record(plane: Plane, record: ChunkRecord, tier: int, done: list[int],
     residence = record.tiers[tier]
     if not residence.state:
         return
-    in_use = record.read is not None or (tier == HOST and plane.core.slots.pinned(record.slot))
-    if residence.children or residence.state is not State.READY or in_use:
+    if residence.children or residence.state is not State.READY or plane.residency.in_use(record, tier):
         kept[tier] += 1
         return
     plane.residency.drop(record, tier)

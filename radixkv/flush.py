@@ -32,8 +32,8 @@ def _save(plane: Plane, timeout_s: float) -> int:
     deadline = core.clock() + timeout_s
     least, idle = -1, 0
     with plane.lock:
-        plane.stores.flushing += 1
-        plane.residency.delete_condemned()
+        plane.writes.flushing += 1
+        plane.residency.stored.delete_condemned()
     try:
         while True:
             with plane.lock:
@@ -46,7 +46,7 @@ def _save(plane: Plane, timeout_s: float) -> int:
                     _offer(plane, place)
                 plane.stores.offer_again()
                 plane.stores.offer(len(plane.stores.jobs))
-                plane.residency.write_ahead(0.0)
+                plane.writes.ahead(0.0)
                 if not left:
                     plane.write_uses()
                 stuck = core.last_plan == before and not core.flights and not core.fences
@@ -55,12 +55,12 @@ def _save(plane: Plane, timeout_s: float) -> int:
                     return len(list(unsaved(plane)))
     finally:
         with plane.lock:
-            plane.stores.flushing -= 1
+            plane.writes.flushing -= 1
 
 
 def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) -> None:
     if isinstance(place, ChunkRecord):
-        plane.residency.write(place)
+        plane.writes.write(place)
     else:
         plane.stores.run(Job(*place))  # not queued: the next round asks again for what must wait
 

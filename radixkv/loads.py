@@ -14,8 +14,8 @@ from radixkv.core import Flight
 from radixkv.coverage import Part
 from radixkv.node import DISK, HOST, ChunkRecord, State
 from radixkv.plan import Done, LoadPlan, Outcome, ReadPlan
-from radixkv.residency import Residency
 from radixkv.types import PageIds
+from radixkv.writes import Writes
 
 
 class Waiter(Protocol):
@@ -48,9 +48,10 @@ class Read:
 class Loads:
     """Runs load plans. Under the lock; the copies themselves are the movers'."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.residency = residency
-        self.core = residency.core
+    def __init__(self, writes: Writes) -> None:
+        self.writes = writes
+        self.residency = writes.residency
+        self.core = writes.core
         self.waiting: deque[Read] = deque()
         self.refused: list[Flight] = []  # loads that failed and that the movers did not take again
 
@@ -156,7 +157,7 @@ class Loads:
         if record.tiers[HOST].state or (record.parent is not None and not record.parent.tiers[HOST].state):
             return None
         residency.claim_parent(record, HOST)
-        slot = residency.host_room(record)
+        slot = self.writes.host_room(record)
         if slot is None:
             residency.unclaim_parent(record, HOST)
         return slot

@@ -17,6 +17,7 @@ from radixkv.plan import TouchPlan
 from radixkv.protocols import Lock
 from radixkv.residency import Residency
 from radixkv.stores import Stores
+from radixkv.writes import Writes
 
 FENCES = 16
 """Open fences asked in one turn: a step of many leases must not ask each of them for each lease."""
@@ -34,8 +35,9 @@ class Plane:
         self.tree = core.tree
         self.pool = core.pool
         self.residency = Residency(core)
-        self.loads = Loads(self.residency)
-        self.stores = Stores(self.residency)
+        self.writes = Writes(self.residency)
+        self.loads = Loads(self.writes)
+        self.stores = Stores(self.writes)
         self._leases: dict[int, weakref.ref[Any]] = {}  # open leases by id(): for audits and statistics
         self.dropped: deque[Any] = deque()  # leases that were garbage-collected open: finalisers only enqueue
         self.touched: deque[Node] = deque(maxlen=4096)  # ends of paths used since their last uses were written to disk
@@ -86,7 +88,7 @@ class Plane:
         self.drain()
         self.stores.offer_again()
         self.stores.offer(len(self.stores.jobs))
-        self.residency.write_ahead(core.config.host.write_ahead)
+        self.writes.ahead(core.config.host.write_ahead)
         if len(self.touched) >= TOUCHES:
             self.write_uses()
         short = core.config.device.low_watermark_pages - self.pool.free

@@ -22,6 +22,7 @@ class Restore:
         self.residency = residency
         self.tree = residency.tree
         self.orphans: dict[bytes, list[IndexRow]] = {}  # by parent key
+        self.open = False  # after ``adopt``: orphans are strays then
 
     def adopt(self, rows: Iterable[IndexRow], names: Names) -> int:
         """Rebuild the tree at open. Returns the rows placed. Keys are computed anew, so a flipped bit attaches KV to no
@@ -32,11 +33,10 @@ class Restore:
         strays: list[IndexRow] = []
         latest = self.tree.now
         for row in rows:
-            self.residency.disk_used += row.stored_bytes
             latest = max(latest, row.last_use)
             if row.root in foreign or not self._sound(row):
                 strays.append(row)
-                self.residency.foreign.add(row.key)
+                self.residency.stored.foreign.add(row.key)
             else:
                 self.orphans.setdefault(row.parent, []).append(row)
         placed = 0
@@ -46,13 +46,14 @@ class Restore:
             placed += self._place_below(root, None, key)
         strays += [row for waiting in self.orphans.values() for row in waiting]
         strays.sort(key=lambda row: -row.last_use)  # the coldest is taken from the end
-        self.residency.strays = {row.key: row.stored_bytes for row in strays}
+        self.residency.stored.found({row.key: row.stored_bytes for row in strays})
         self.tree.now = latest
         for root in self.tree.restored.values():
             for record in self.residency.records_below(root):
                 self.residency.offer(record, DISK)
+        self.open = True
         if self.orphans:
-            self.residency.came_back = self._came_back
+            self.residency.on_ready.append(self._came_back)
         return placed
 
     def _sound(self, row: IndexRow) -> bool:
@@ -65,8 +66,8 @@ class Restore:
             and row.key == chunk_key(row.parent, row.tokens, row.media)
         )
 
-    def _came_back(self, record: ChunkRecord) -> None:
-        if record.key in self.orphans:
+    def _came_back(self, record: ChunkRecord, tier: int) -> None:
+        if tier == DISK and record.key in self.orphans:
             assert record.key is not None
             self._place_below(self.tree.root_of(record.node), record, record.key)
 
@@ -76,8 +77,7 @@ class Restore:
         todo = [(parent, row) for row in self.orphans.pop(key, ())]
         while todo:
             parent, row = todo.pop()
-            size = self.residency.strays.pop(row.key, None)
-            if self.residency.came_back is not None and size is None:
+            if not self.residency.stored.reclaim(row.key) and self.open:
                 continue  # given up as a stray meanwhile
             record = self._place(root, parent, row)
             placed += 1
@@ -102,15 +102,12 @@ class Restore:
         residence = record.tiers[DISK]
         if residence.state is State.NONE:
             record.key = ChunkKey(row.key)
-            self.residency.keys.add(record.key)
             record.disk_bytes = row.stored_bytes
+            self.residency.stored.put(record.key, row.stored_bytes, row.raw_bytes)
             residence.state = State.READY
             self.residency.claim_parent(record, DISK)
             self.residency.chunks[DISK] += 1
-            self.residency.disk_raw += row.raw_bytes
             self.residency.offer(record, DISK)
-        else:
-            self.residency.disk_used -= row.stored_bytes  # written anew meanwhile: one record, counted once
         return record
 
     def _record(

@@ -14,8 +14,8 @@ import numpy as np
 from radixkv.core import Flight
 from radixkv.node import DISK, HOST, ChunkRecord, Node, State
 from radixkv.plan import Done, Outcome, StorePlan
-from radixkv.residency import Residency
 from radixkv.types import PageIds
+from radixkv.writes import Writes
 
 RETRIES = 256
 """Refused jobs that one ``tick`` tries again."""
@@ -50,14 +50,14 @@ class Job:
 class Stores:
     """Runs store jobs. Under the lock; the copies themselves are the movers'."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.residency = residency
-        self.core = residency.core
-        self.tree = residency.tree
+    def __init__(self, writes: Writes) -> None:
+        self.writes = writes
+        self.residency = writes.residency
+        self.core = writes.core
+        self.tree = writes.tree
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
         self.lane_full = False  # the store lane refused the last copy
-        self.flushing = 0  # flushes under way: until they end no host chunk without a disk copy is given up
         self.spills = 0  # staging buffers now used by chunks on their way from the device to disk
 
     @property
@@ -204,7 +204,7 @@ class Stores:
     def _to_host(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
         core, residency = self.core, self.residency
         residency.claim_parent(record, HOST)
-        slot = residency.host_room(record, lossless=self.flushing > 0)
+        slot = self.writes.host_room(record)
         if slot is not None:
             plan = self._copy(record, pages, tokens, slot, staging=False)
             if plan:
@@ -213,7 +213,7 @@ class Stores:
                 return Result.STORED
             core.slots.free(slot)
         residency.unclaim_parent(record, HOST)
-        return Result.REFUSED if slot is not None or residency.host_waits else Result.FULL
+        return Result.REFUSED if slot is not None or self.writes.room.waits else Result.FULL
 
     def _copy(self, record: ChunkRecord, pages: PageIds, tokens: int, slot: int, *, staging: bool) -> int:
         """Start a copy from the device. Returns its plan's id; 0: refused."""
@@ -234,12 +234,12 @@ class Stores:
         core, residency, parent = self.core, self.residency, record.parent
         if self.spills >= max(1, core.staging.chunks // 2):
             return Result.REFUSED
-        if parent is not None and not parent.tiers[DISK].state and not residency.write(parent):
+        if parent is not None and not parent.tiers[DISK].state and not self.writes.write(parent):
             return Result.REFUSED if parent.tiers[HOST].state is State.WRITING else Result.FULL
         slot = core.staging.take(core.staging.units(tokens))
         if slot is None:
             return Result.REFUSED
-        if residency.reserve_disk(record, 0):
+        if self.writes.reserve(record):
             plan = self._copy(record, pages, tokens, slot, staging=True)
             if plan:
                 record.tiers[DISK].plan = plan
@@ -268,7 +268,7 @@ class Stores:
             wanted = record.tiers[DISK].plan == plan.id  # not dropped meanwhile
             if wanted and not ok:
                 self.residency.unreserve(record)
-            if not (wanted and ok and self.residency.submit_write(record, plan.slot, staging=True)):
+            if not (wanted and ok and self.writes.submit(record, plan.slot, staging=True)):
                 core.staging.free(plan.slot)
         else:
             core.slots.unpin(plan.slot)

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from radixkv import InvalidTokens, Namespace, Span, residency, restore
+from radixkv import InvalidTokens, Namespace, Span, restore, writes
 from radixkv.keys import chunk_key, root_key
 from radixkv.types import ChunkKey
 from tests.cases.conftest import Drive
@@ -25,7 +25,7 @@ def short_key(parent: bytes, tokens: bytes, media: bytes = b"") -> ChunkKey:
 
 @pytest.fixture
 def eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (residency, restore):
+    for module in (restore, writes):
         monkeypatch.setattr(module, "chunk_key", short_key)
 
 

@@ -94,7 +94,7 @@ def _gauges(driver: Driver, core: Core) -> None:
         return  # a write may be on its way behind a delete that has failed
     assert stats.disk_used_bytes <= stats.disk_capacity_bytes
     tier = core.disk.stats()
-    strays = driver.cache._plane.residency.strays
+    strays = driver.cache._plane.residency.stored.strays
     there = core.disk.contains(list(strays))
     # where a delete failed of what no write brought, the cache cannot know that nothing is there
     unsure = sum(size for size, held in zip(strays.values(), there, strict=True) if not held)

@@ -82,8 +82,8 @@ MUTATIONS = (
     _one(
         "a child is readable before its parent",
         "residency.py",
-        "if record in landed and (record.parent is None or record.parent.tiers[tier].state is State.READY):",
-        "if record in landed:",
+        "[r for r in landed if r.parent is None or r.parent.tiers[tier].state is State.READY]",
+        "list(landed)",
     ),
     _one(
         "copy-on-write looks at the ref count",
@@ -94,10 +94,8 @@ MUTATIONS = (
     _one(
         "room for a child is made by evicting its parent",
         "stores.py",
-        "        residency.claim_parent(record, HOST)\n"
-        "        slot = residency.host_room(record, lossless=self.flushing > 0)\n",
-        "        slot = residency.host_room(record, lossless=self.flushing > 0)\n"
-        "        residency.claim_parent(record, HOST)\n",
+        "        residency.claim_parent(record, HOST)\n        slot = self.writes.host_room(record)\n",
+        "        slot = self.writes.host_room(record)\n        residency.claim_parent(record, HOST)\n",
     ),
     _one(
         "a split leaves pins below the cut",
@@ -127,10 +125,10 @@ MUTATIONS = (
     _one(
         "a staging buffer is free before it is written",
         "stores.py",
-        "            if not (wanted and ok and self.residency.submit_write(record, plan.slot, staging=True)):\n"
+        "            if not (wanted and ok and self.writes.submit(record, plan.slot, staging=True)):\n"
         "                core.staging.free(plan.slot)\n",
         "            if wanted and ok:\n"
-        "                self.residency.submit_write(record, plan.slot, staging=True)\n"
+        "                self.writes.submit(record, plan.slot, staging=True)\n"
         "            core.staging.free(plan.slot)\n",
     ),
     _one("a host slot is free under its copies", "slots.py", "        if slot in self._pins:\n", "        if False:\n"),
@@ -148,7 +146,7 @@ MUTATIONS = (
     ),
     _one(
         "media are left out of a chunk's key",
-        "residency.py",
+        "writes.py",
         "chunk_key(parent, *core.media.stored(data))",
         "chunk_key(parent, core.media.stored(data)[0])",
     ),

@@ -206,7 +206,7 @@ class World(Driver):
             return False
         if any(isinstance(flight.plan, CHANGES) for flight in self.core.flights.values()):
             return True
-        return not all(self.tier.contains(list(self.cache._plane.residency.strays)))
+        return not all(self.tier.contains(list(self.cache._plane.residency.stored.strays)))
 
     # time
 

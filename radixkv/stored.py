@@ -1,0 +1,100 @@
+"""What stands under which key in the disk tier, and what is being deleted there.
+
+A stored chunk is a record's, or a *stray*: one that no request of this cache can reach (of another model, layout or
+shard; an orphan; one whose delete did not work). Strays take room until they are deleted, and go first.
+"""
+
+from __future__ import annotations
+
+from radixkv.core import Core, Flight
+from radixkv.plan import DeletePlan, Done, Outcome
+from radixkv.types import ChunkKey
+
+
+class Stored:
+    """Keys and bytes of the disk tier. used_bytes: what counts against its cap; raw_bytes: payload of the records,
+    before compression.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.used_bytes = 0
+        self.raw_bytes = 0
+        self.keys: set[bytes] = set()  # of the records with a state on disk: never two of one key, whatever the hash
+        self.strays: dict[bytes, int] = {}  # key -> bytes; the last one goes first
+        self.foreign: set[bytes] = set()  # strays that another model, layout or shard stored
+        self.deleting: dict[bytes, int] = {}  # deletes under way whose key has not been written again
+        self.condemned: set[bytes] = set()  # keys of revisions that are over, until their delete has worked
+
+    def put(self, key: bytes, size: int, raw: int) -> None:
+        """A record takes ``size`` bytes of the cap."""
+        self.keys.add(key)
+        self.used_bytes += size
+        self.raw_bytes += raw
+
+    def take_out(self, key: bytes, size: int, raw: int) -> None:
+        """A record gives its place up; ``delete`` is what removes the bytes."""
+        self.keys.discard(key)
+        self.used_bytes -= size
+        self.raw_bytes -= raw
+
+    def replaced(self, key: bytes) -> None:
+        """A write of ``key`` has been handed over: what stands under it is not there to be deleted any more."""
+        self.deleting.pop(key, None)
+        self.reclaim(key)
+
+    def reclaim(self, key: bytes) -> bool:
+        """A stray is one no more. False: it was none."""
+        size = self.strays.pop(key, None)
+        self.used_bytes -= size or 0
+        return size is not None
+
+    def found(self, strays: dict[bytes, int]) -> None:
+        """What a store holds beside records, coldest last."""
+        self.strays = strays
+        self.used_bytes += sum(strays.values())
+
+    def delete(self, key: bytes, size: int) -> bool:
+        """Delete what a record had. False: the delete was refused, and the key is a stray."""
+        return self._delete({key: size})
+
+    def delete_stray(self) -> bool | None:
+        """Delete the coldest stray. None: there is none; False: its delete was refused."""
+        return self._delete_strays([next(reversed(self.strays))]) if self.strays else None
+
+    def clear_strays(self) -> None:
+        """Delete stored chunks that were this cache's and that nobody can reach any more; other models' stay."""
+        self._delete_strays([key for key in self.strays if key not in self.foreign])
+
+    def condemn(self, *keys: ChunkKey) -> None:
+        """What was stored under ``keys``, and every stray that may be of the same revision (its key does not say), must
+        go from the disk: another process would take it for KV of the weights that are in use.
+        """
+        self.condemned.update(keys, {*self.strays, *self.deleting} - self.foreign)
+
+    def delete_condemned(self) -> None:
+        """Delete again what is condemned and still there."""
+        self._delete_strays([key for key in self.condemned if key in self.strays])
+
+    def _delete_strays(self, keys: list[bytes]) -> bool:
+        sizes = {key: self.strays.pop(key) for key in keys}
+        self.used_bytes -= sum(sizes.values())
+        return self._delete(sizes) if sizes else True
+
+    def _delete(self, sizes: dict[bytes, int]) -> bool:
+        self.deleting.update(sizes)
+        flight = Flight(DeletePlan(self.core.plan_id(), tuple(sizes)), self._deleted)
+        if self.core.submit(flight):
+            return True
+        self._deleted(flight, Done(flight.plan.id, Outcome.REFUSED))
+        return False
+
+    def _deleted(self, flight: Flight, done: Done) -> None:
+        assert isinstance(flight.plan, DeletePlan)
+        for key in flight.plan.keys:
+            size = self.deleting.pop(key, None)
+            if done.outcome is Outcome.OK:
+                self.condemned.discard(key)
+            elif size is not None:
+                self.strays[key] = size
+                self.used_bytes += size
