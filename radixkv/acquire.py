@@ -46,8 +46,8 @@ def acquire(
         raise
     counters = core.counters
     if purpose is Purpose.REQUEST:
-        counters.queries += 1
-        counters.queried_tokens += lease.prompt_tokens
+        root.uses.queries += 1
+        root.uses.queried_tokens += lease.prompt_tokens
     elif purpose is Purpose.RESUME:
         counters.resumed_queries += 1
         counters.resumed_tokens += lease.prompt_tokens

@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from radixkv import flush as flushing
+from radixkv import report
 from radixkv.acquire import acquire
 from radixkv.audit import audit
 from radixkv.clear import Cleared, bump_revision, clear, clear_retired
 from radixkv.config import Config
-from radixkv.core import Core, host_chunks
+from radixkv.core import Core
 from radixkv.coverage import cover, host_tokens
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.evict import evict
@@ -23,13 +24,12 @@ from radixkv.lease import Lease
 from radixkv.loading import Purpose
 from radixkv.match import Match, find
 from radixkv.media import Span
-from radixkv.node import DISK, HOST
 from radixkv.plane import Plane
 from radixkv.prefetch import Job, prefetch
 from radixkv.protocols import Device, Mover
+from radixkv.report import NamespaceStats
 from radixkv.restore import Restore
-from radixkv.sizes import measure
-from radixkv.stats import Stats, counters_of
+from radixkv.stats import Stats
 
 log = logging.getLogger("radixkv")
 
@@ -156,6 +156,7 @@ class Cache:
             self._plane.drain()
             freed = evict(self._plane.tree, pages)
             self._plane.core.counters.evicted_pages += freed
+            self._plane.core.counters.evicted_asked_pages += freed
             return freed
 
     def demote(self, namespace: Namespace, tokens: Any, to: str = "host") -> int:
@@ -226,18 +227,25 @@ class Cache:
             self._plane.drain()
             return bump_revision(self._plane, namespace)
 
-    def clear(self, namespace: Namespace | None = None, tier: str | None = None) -> Cleared:
-        """Forget everything (of a namespace; in one tier: "device", "host" or "disk") that nobody uses. Says what was,
-        and what was not, cleared.
+    @property
+    def now(self) -> int:
+        """Logical time: the number of uses so far, as last uses are counted."""
+        return self._plane.tree.now
+
+    def clear(
+        self, namespace: Namespace | bytes | None = None, tier: str | None = None, unused_since: int | None = None
+    ) -> Cleared:
+        """Forget everything (of a namespace, or of the root key of one; in one tier: "device", "host" or "disk"; last
+        used at logical time ``unused_since`` or before) that nobody uses. Says what was, and what was not, cleared.
         """
         if tier not in (None, "device", "host", "disk"):
             raise ConfigError(f"clear of tier {tier!r}: not one of device, host, disk")
-        if namespace is not None:
+        if namespace is not None and not isinstance(namespace, bytes):
             self._check_namespace(namespace)
         with self._lock:
             self._check_open()
             self._plane.drain()
-            return clear(self._plane, namespace, tier)
+            return clear(self._plane, namespace, tier, unused_since)
 
     def tick(self) -> None:
         """Housekeeping for idle engines: applies finished work, starts stores and writes ahead, keeps the low
@@ -297,40 +305,21 @@ class Cache:
             audit(self._plane)
 
     def stats(self) -> Stats:
-        """One consistent picture: counters since open, gauges as of now."""
+        """One consistent picture: counters since open, gauges as of now. Walks the tree under the lock."""
         with self._lock:
-            plane = self._plane
-            core, tree, residency = plane.core, plane.tree, plane.residency
-            counters = counters_of(core.counters)
-            pages = core.pool.counts()
-            hits = sum(int(counters[f"{tier}_hit_tokens"]) for tier in ("device", "host", "disk"))
-            queried = int(counters["queried_tokens"])
-            sizes = measure(tree, residency.readable)
-            unit = core.layout.quarter_bytes
-            return Stats(
-                hit_tokens=hits,
-                hit_rate=hits / queried if queried else 0.0,
-                pages=core.pool.pages,
-                free_pages=pages.free,
-                private_pages=pages.private,
-                cached_pages=pages.cached,
-                loading_pages=pages.loading,
-                draining_pages=pages.draining,
-                pinned_tokens=sizes.pinned_pages * tree.page_tokens,
-                cached_tokens=sizes.device_tokens,
-                unique_tokens=sizes.unique_tokens,
-                unfilled_slots=pages.cached * tree.page_tokens - sizes.device_tokens,
-                host_chunks=residency.chunks[HOST],
-                host_used_bytes=core.slots.used_units * unit,
-                host_capacity_bytes=host_chunks(core.config) * 4 * unit,
-                disk_chunks=residency.chunks[DISK],
-                disk_used_bytes=residency.stored.used_bytes,
-                disk_capacity_bytes=core.disk.capacity_bytes if core.disk is not None else 0,
-                disk_raw_bytes=residency.stored.raw_bytes,
-                in_flight=len(core.flights),
-                open_leases=len(plane.leases),
-                **counters,  # type: ignore[arg-type]
-            )
+            return report.stats(self._plane)
+
+    def totals(self) -> dict[str, int | float]:
+        """What ``stats`` says and no walk is needed for, by the same names."""
+        with self._lock:
+            return report.totals(self._plane)
+
+    def namespaces(self, salt: bytes | None = None) -> list[NamespaceStats]:
+        """Every namespace that holds something or is in use, or only those with ``salt``. Each is a picture of its own
+        moment.
+        """
+        self._check_open()
+        return list(report.namespaces(self._plane, salt))
 
     @property
     def _lock(self) -> Any:

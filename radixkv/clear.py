@@ -22,38 +22,51 @@ class Cleared:
     kept_disk_chunks: int = 0
 
 
-def clear(plane: Plane, namespace: Namespace | None, tier: str | None) -> Cleared:
-    """Clear one namespace or all, one tier or all."""
+def clear(
+    plane: Plane, namespace: Namespace | bytes | None, tier: str | None, unused_since: int | None = None
+) -> Cleared:
+    """Clear one namespace (or that with a root key) or all, one tier or all, what was last used by then or all."""
     tree = plane.tree
     roots: list[Root] = list(tree.all_roots())
-    if namespace is not None:
+    if isinstance(namespace, bytes):
+        roots = [root for root in roots if root.key == namespace]
+    elif namespace is not None:
         root = tree.peek(namespace, plane.core.storage)
         roots = [] if root is None else [root]
-    elif tier in (None, "disk"):
+    elif tier in (None, "disk") and unused_since is None:
         plane.residency.stored.clear_strays()
     done = [0] * 6
     for root in roots:
-        done = [a + b for a, b in zip(done, _clear_root(plane, root, tier), strict=True)]
+        done = [a + b for a, b in zip(done, _clear_root(plane, root, tier, unused_since), strict=True)]
     return Cleared(*done)
 
 
-def _clear_root(plane: Plane, root: Root, tier: str | None) -> list[int]:
-    """Clear below one root; the fields of ``Cleared`` in order."""
-    tree = plane.tree
+def _clear_root(plane: Plane, root: Root, tier: str | None, unused_since: int | None = None) -> list[int]:
+    """Clear below one root; the fields of ``Cleared`` in order. What was used after ``unused_since`` stays and does not
+    count as kept: no node is used later than its parent. Records of less than a page have no time of use of their own:
+    they go with everything, not by age.
+    """
+    tree, counters = plane.tree, plane.core.counters
+    until = tree.now if unused_since is None else unused_since
     pages = kept_pages = 0
     chunks, kept = [0, 0], [0, 0]
     nodes = list(tree.nodes(root))
-    records = [record for node in nodes for record in (*(node.records or ()), *(node.shorts or ()))]
+    old = [node for node in nodes if unused_since is None or (node is not root and node.last_use <= until)]
+    records = [record for node in old for record in (*(node.records or ()), *(node.shorts or ()))]
     if tier in (None, "device"):
         before = plane.pool.n_cached
         for node in reversed(nodes):
-            _clear_device(plane, node)
+            _clear_device(plane, node, until)
         pages = before - plane.pool.n_cached
-        kept_pages = sum(node.resident + len(node.tails or ()) for node in tree.nodes(root))
+        kept_pages = sum(node.resident for node in old if node.alive)
+        kept_pages += sum(tail.last_use <= until for node in tree.nodes(root) for tail in node.tails or ())
     for which, name in ((HOST, "host"), (DISK, "disk")):
         if tier in (None, name):
             for record in reversed(records):
                 _clear_record(plane, record, which, chunks, kept)
+    counters.cleared_pages += pages
+    counters.cleared_host_chunks += chunks[HOST]
+    counters.cleared_disk_chunks += chunks[DISK]
     return [pages, chunks[HOST], chunks[DISK], kept_pages, kept[HOST], kept[DISK]]
 
 
@@ -97,12 +110,12 @@ def clear_retired(plane: Plane) -> None:
         plane.tree.forget_root(root)
 
 
-def _clear_device(plane: Plane, node: Node) -> None:
+def _clear_device(plane: Plane, node: Node, until: int) -> None:
     tree = plane.tree
     for tail in list(node.tails or ()):
-        if not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
+        if tail.last_use <= until and not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
             tree.drop_tail(tail)
-    if node.alive and node.parent is not None:
+    if node.alive and node.parent is not None and node.last_use <= until:
         trim(tree, node, node.resident)
         tree.prune(node)
 

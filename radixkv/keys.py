@@ -74,11 +74,15 @@ class Namespace:
             out.append((f.name, raw))
         return out
 
+    @property
+    def salt_bytes(self) -> bytes:
+        """The tenant's salt, as it is hashed."""
+        return self.salt.encode() if isinstance(self.salt, str) else self.salt
+
     def parts(self) -> dict[str, str]:
         """The parts in clear, for listings; the salt only as the first 8 hex digits of its digest."""
         out = {name: raw.decode() for name, raw in self._encoded() if name != "salt"}
-        salt = self.salt.encode() if isinstance(self.salt, str) else self.salt
-        out["salt"] = hashlib.sha256(salt).hexdigest()[:8] if salt else ""
+        out["salt"] = hashlib.sha256(self.salt_bytes).hexdigest()[:8] if self.salt else ""
         return out
 
 

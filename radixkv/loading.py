@@ -188,9 +188,8 @@ class Loading(Holding):
         self._hit = hit = self._count_hit()
         self._parts = []
         if self._purpose is Purpose.REQUEST:
-            counters = self._plane.core.counters
-            counters.host_hit_tokens += hit.host_tokens
-            counters.disk_hit_tokens += hit.disk_tokens
+            self.root.uses.host_hit_tokens += hit.host_tokens
+            self.root.uses.disk_hit_tokens += hit.disk_tokens
         self._count_query()
 
     def _reset_counts(self) -> None:
@@ -215,11 +214,11 @@ class Loading(Holding):
     def _count_query(self) -> None:
         """Settled: what was taken from the device is certain too."""
         self._matched = self._have
-        cached, device, counters = self.cached_tokens, self._device_tokens, self._plane.core.counters
+        cached, device = self.cached_tokens, self._device_tokens
         if self._purpose is Purpose.REQUEST:
-            counters.device_hit_tokens += device if device < cached else cached
+            self.root.uses.device_hit_tokens += device if device < cached else cached
         elif self._purpose is Purpose.RESUME:
-            counters.resumed_hit_tokens += cached
+            self._plane.core.counters.resumed_hit_tokens += cached
 
     def _drop_plan(self) -> None:
         """Closed before it settled: nothing is published; copies under way keep their pages until they end."""

@@ -5,6 +5,7 @@ object.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -172,12 +173,28 @@ class Node:
             self.pins = None
 
 
+@dataclass(slots=True)
+class Uses:
+    """What the requests of one namespace asked for and were given; preempted ones that came back are not among them."""
+
+    queries: int = 0
+    queried_tokens: int = 0
+    device_hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+
+    def add(self, other: Uses) -> None:
+        """Count the other's too."""
+        for f in fields(Uses):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
+
 class Root(Node):
     """The root of one namespace. key: parent key of its first chunks in keyed tiers. named: the tier's table has it in
-    clear.
+    clear. uses: of its namespace, shared by its roots one after another.
     """
 
-    __slots__ = ("key", "leases", "named", "namespace", "retired")
+    __slots__ = ("key", "leases", "named", "namespace", "retired", "uses")
 
     def __init__(self, namespace: Namespace | None, key: ChunkKey) -> None:
         super().__init__(b"", b"", None, 0, 0, 0)
@@ -185,6 +202,7 @@ class Root(Node):
         self.key = key
         self.named = False
         self.leases = 0  # open leases: a root without any, and empty, is forgotten
+        self.uses = Uses()
         self.retired = False  # of a revision that is over: matched no more, stored no more
 
 

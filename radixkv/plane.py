@@ -93,7 +93,9 @@ class Plane:
             self.write_uses()
         short = core.config.device.low_watermark_pages - self.pool.free
         if short > 0:
-            core.counters.evicted_pages += evict(self.tree, short)
+            freed = evict(self.tree, short)
+            core.counters.evicted_pages += freed
+            core.counters.evicted_ahead_pages += freed
 
     def write_uses(self) -> None:
         """Tell the disk tier the last uses since the last call: the order of use survives a restart."""

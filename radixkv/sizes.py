@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from radixkv.node import ChunkRecord, Node
+from radixkv.node import ChunkRecord, Node, Root
 from radixkv.tree import PrefixTree
 
 
@@ -20,12 +20,12 @@ class Sizes:
     pinned_pages: int
 
 
-def measure(tree: PrefixTree, readable: Callable[[ChunkRecord], bool]) -> Sizes:
-    """Walk all nodes, children before parents: a chunk's record at a node also stands for its pages above that node.
-    Then parents before children: what lies beyond a gap in every tier is not counted.
+def measure(tree: PrefixTree, roots: Iterable[Root], readable: Callable[[ChunkRecord], bool]) -> Sizes:
+    """Walk all nodes below the roots, children before parents: a chunk's record at a node also stands for its pages
+    above that node. Then parents before children: what lies beyond a gap in every tier is not counted.
     """
     device = unique = pinned = 0
-    for root in tree.all_roots():
+    for root in roots:
         nodes = list(tree.nodes(root))
         reach: dict[int, int] = {}  # node id -> first page that a record below reaches up to
         reached: dict[int, tuple[int, list[ChunkRecord]]] = {}  # node id -> end of what it has without a gap; records

@@ -7,19 +7,19 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Counters:
-    """Running totals, kept by the control plane. Tokens, pages and chunks are counts; ``*_s`` are seconds that plans
-    ran.
+    """Running totals, kept by the control plane, but for those it keeps by namespace (``node.Uses``). Tokens, pages and
+    chunks are counts; ``*_s`` are seconds that plans ran.
     """
 
-    queries: int = 0
-    queried_tokens: int = 0
-    device_hit_tokens: int = 0
-    host_hit_tokens: int = 0
-    disk_hit_tokens: int = 0
     shared_pages: int = 0
     cow_copies: int = 0
     duplicate_pages: int = 0
     evicted_pages: int = 0
+    evicted_asked_pages: int = 0
+    evicted_ahead_pages: int = 0
+    cleared_pages: int = 0
+    cleared_host_chunks: int = 0
+    cleared_disk_chunks: int = 0
     host_evicted: int = 0
     disk_evicted: int = 0
     stores: int = 0
@@ -54,6 +54,10 @@ class Stats:
     cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. unique_tokens:
     tokens some tier has, counted once. disk_raw_bytes: payload before compression; disk_used_bytes: what the records
     take of the cap.
+
+    evicted_pages: to make room, asked for by ``evict``, or ahead of need by ``tick``; evicted_asked_pages and
+    evicted_ahead_pages are the last two. cleared_*: by ``clear`` and ``bump_revision``. in_flight: plans under way;
+    in_flight_loads: those towards the device.
     """
 
     queries: int
@@ -77,6 +81,11 @@ class Stats:
     cow_copies: int
     duplicate_pages: int
     evicted_pages: int
+    evicted_asked_pages: int
+    evicted_ahead_pages: int
+    cleared_pages: int
+    cleared_host_chunks: int
+    cleared_disk_chunks: int
     host_chunks: int
     host_used_bytes: int
     host_capacity_bytes: int
@@ -109,9 +118,10 @@ class Stats:
     resumed_tokens: int
     resumed_hit_tokens: int
     in_flight: int
+    in_flight_loads: int
     open_leases: int
 
 
-def counters_of(counters: Counters) -> dict[str, int | float]:
+def counters_of(counters: object) -> dict[str, int | float]:
     """The counters by name."""
-    return {f.name: getattr(counters, f.name) for f in fields(counters)}
+    return {f.name: getattr(counters, f.name) for f in fields(counters)}  # type: ignore[arg-type]

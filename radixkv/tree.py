@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from radixkv.keys import Namespace, root_key
-from radixkv.node import Node, Root, Tail, common_tokens
+from radixkv.node import Node, Root, Tail, Uses, common_tokens
 from radixkv.paths import Paths
 from radixkv.policy import Policy, VictimQueue
 from radixkv.pool import PagePool
@@ -24,6 +24,8 @@ EDGE_TOKENS = 4096
 """Longest edge: growing, trimming and splitting stay bounded."""
 TAILS = 8
 """Tails kept per node."""
+NAMESPACES = 4096
+"""Namespaces whose counts are kept, apart from those that hold something."""
 
 
 def _last_use(entry: Node | Tail) -> int:
@@ -53,6 +55,8 @@ class PrefixTree(Paths):
         self.edge_pages = max(1, edge_tokens // page_tokens)
         self.partial_children = partial_children
         self.roots: dict[bytes, Root] = {}
+        self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
+        self.former = Uses()  # of namespaces no longer in ``uses``
         self.restored: dict[bytes, Root] = {}  # by root key: from a disk index, not asked for yet
         self.retired: list[Root] = []  # of revisions that are over
         self.now = 0
@@ -69,8 +73,20 @@ class PrefixTree(Paths):
             key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, ())))
             root = self.restored.pop(key, None) or Root(namespace, key)
             root.namespace = namespace
+            root.uses = self._uses_of(namespace.digest)
             self.roots[namespace.digest] = root
         return root
+
+    def _uses_of(self, digest: bytes) -> Uses:
+        """The counts of a namespace, which outlive its root: of those that hold nothing, the newest few."""
+        found = self.uses.get(digest)
+        if found is None:
+            if len(self.uses) >= NAMESPACES:
+                gone = next((old for old in self.uses if old not in self.roots), None)
+                if gone is not None:
+                    self.former.add(self.uses.pop(gone))
+            found = self.uses[digest] = Uses()
+        return found
 
     def peek(self, namespace: Namespace, storage: tuple[tuple[str, str], ...]) -> Root | None:
         """The root of a namespace if there is one; makes none."""

@@ -1,0 +1,157 @@
+"""Pictures of a cache: counters and gauges, for all of it and by namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from radixkv.core import host_chunks
+from radixkv.keys import Namespace
+from radixkv.node import DISK, HOST, Root, Uses
+from radixkv.plan import LoadPlan, ReadPlan
+from radixkv.plane import Plane
+from radixkv.sizes import Sizes, measure
+from radixkv.stats import Stats, counters_of
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceStats:
+    """One namespace as it is now. key: its root key. namespace: None where only a disk index knows it; parts: in clear,
+    as ``Namespace.parts``, empty where nothing names it.
+
+    uses: of its requests so far. pages, cached_tokens, pinned_tokens, unfilled_slots: on the device. unique_tokens: in
+    some tier, each once. last_use: logical time of its latest use (``Cache.now``).
+    """
+
+    key: bytes
+    namespace: Namespace | None
+    parts: dict[str, str]
+    uses: Uses
+    pages: int
+    cached_tokens: int
+    unfilled_slots: int
+    pinned_tokens: int
+    unique_tokens: int
+    host_chunks: int
+    host_bytes: int
+    disk_chunks: int
+    disk_bytes: int
+    open_leases: int
+    last_use: int
+
+
+def usage(plane: Plane) -> Uses:
+    """What the requests of all namespaces asked for and were given."""
+    total = Uses()
+    total.add(plane.tree.former)
+    for uses in plane.tree.uses.values():
+        total.add(uses)
+    return total
+
+
+def totals(plane: Plane) -> dict[str, int | float]:
+    """Everything of ``Stats`` that needs no walk over the tree."""
+    core, residency = plane.core, plane.residency
+    uses = counters_of(usage(plane))
+    pages = core.pool.counts()
+    hits = sum(int(uses[f"{tier}_hit_tokens"]) for tier in ("device", "host", "disk"))
+    queried = int(uses["queried_tokens"])
+    unit = core.layout.quarter_bytes
+    return {
+        **uses,
+        **counters_of(core.counters),
+        "hit_tokens": hits,
+        "hit_rate": hits / queried if queried else 0.0,
+        "pages": core.pool.pages,
+        "free_pages": pages.free,
+        "private_pages": pages.private,
+        "cached_pages": pages.cached,
+        "loading_pages": pages.loading,
+        "draining_pages": pages.draining,
+        "host_chunks": residency.chunks[HOST],
+        "host_used_bytes": core.slots.used_units * unit,
+        "host_capacity_bytes": host_chunks(core.config) * 4 * unit,
+        "disk_chunks": residency.chunks[DISK],
+        "disk_used_bytes": residency.stored.used_bytes,
+        "disk_capacity_bytes": core.disk.capacity_bytes if core.disk is not None else 0,
+        "disk_raw_bytes": residency.stored.raw_bytes,
+        "in_flight": len(core.flights),
+        "in_flight_loads": sum(isinstance(f.plan, (LoadPlan, ReadPlan)) for f in core.flights.values()),
+        "open_leases": len(plane.leases),
+    }
+
+
+def stats(plane: Plane) -> Stats:
+    """One consistent picture; walks the tree."""
+    tree = plane.tree
+    known = totals(plane)
+    sizes = measure(tree, tree.all_roots(), plane.residency.readable)
+    return Stats(
+        pinned_tokens=sizes.pinned_pages * tree.page_tokens,
+        cached_tokens=sizes.device_tokens,
+        unique_tokens=sizes.unique_tokens,
+        unfilled_slots=int(known["cached_pages"]) * tree.page_tokens - sizes.device_tokens,
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def namespaces(plane: Plane, salt: bytes | None = None) -> Iterator[NamespaceStats]:
+    """Each namespace that holds something or is in use (only those with ``salt``, if given). Takes the lock for one at
+    a time: the list is no single picture, and a large cache is not stopped for all of it.
+    """
+    names = plane.core.disk.names() if plane.core.disk is not None else {}
+    storage = len(plane.core.storage)
+    with plane.lock:
+        roots = [root for root in plane.tree.all_roots() if not root.retired]
+    for root in roots:
+        named = dict(names.get(root.key, ())[: -storage or None])
+        if salt is not None and not _has_salt(plane, root, named, salt):
+            continue
+        with plane.lock:
+            yield _report(plane, root, named)
+
+
+def _has_salt(plane: Plane, root: Root, named: dict[str, str], salt: bytes) -> bool:
+    """Whether the namespace is the salt's owner's; of one that only the disk names the key decides, not its name."""
+    if root.namespace is not None:
+        return root.namespace.salt_bytes == salt
+    try:
+        wanted = Namespace(**{**named, "salt": salt})  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    with plane.lock:
+        return plane.tree.peek(wanted, plane.core.storage) is root
+
+
+def _report(plane: Plane, root: Root, named: dict[str, str]) -> NamespaceStats:
+    tree, residency, slots = plane.tree, plane.residency, plane.core.slots
+    sizes: Sizes = measure(tree, [root], residency.readable)
+    pages = last = 0
+    for node in tree.nodes(root):
+        pages += node.resident + len(node.tails or ())
+        last = max(last, node.last_use, *(tail.last_use for tail in node.tails or ()))
+    chunks, sums = [0, 0], [0, 0]
+    for record in residency.records_below(root):
+        if record.tiers[HOST].state:
+            chunks[HOST] += 1
+            sums[HOST] += slots.units(residency.tokens(record)) * plane.core.layout.quarter_bytes
+        if record.tiers[DISK].state:
+            chunks[DISK] += 1
+            sums[DISK] += record.disk_bytes
+    return NamespaceStats(
+        key=root.key,
+        namespace=root.namespace,
+        parts=root.namespace.parts() if root.namespace is not None else named,
+        uses=Uses(**counters_of(root.uses)),  # type: ignore[arg-type]
+        pages=pages,
+        cached_tokens=sizes.device_tokens,
+        unfilled_slots=pages * tree.page_tokens - sizes.device_tokens,
+        pinned_tokens=sizes.pinned_pages * tree.page_tokens,
+        unique_tokens=sizes.unique_tokens,
+        host_chunks=chunks[HOST],
+        host_bytes=sums[HOST],
+        disk_chunks=chunks[DISK],
+        disk_bytes=sums[DISK],
+        open_leases=root.leases,
+        last_use=last,
+    )
