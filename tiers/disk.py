@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import lmdb
 import msgspec
@@ -15,13 +14,14 @@ from radixkv.errors import ConfigError
 from radixkv.plan import Outcome
 from radixkv.protocols import IndexRow, TierStats, WriteItem
 from radixkv.tiers.batch import Batch, Put, State, apply
-from radixkv.tiers.census import KEY_BYTES, segment_key
+from radixkv.tiers.census import KEY_BYTES
+from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import claim_folder
 from radixkv.tiers.index import Row, index_row, row_bytes, unpack_row
 from radixkv.tiers.lmdb_env import Unavailable
 from radixkv.tiers.opening import open_store
-from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, pack_record, read_header, unpack_record
-from radixkv.tiers.space import Space, record_cost, segment_count
+from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, pack_record
+from radixkv.tiers.space import Space, record_cost
 from radixkv.types import TOKEN_BYTES
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ _DELETE_BYTES = 64 << 20
 _SYNC_BYTES = 64 << 20
 """Bytes written without a sync at most, where transactions are not synced."""
 
-_SCAN_ROWS = 1024
 _TROUBLE = (lmdb.Error, OSError)
 
 Names = tuple[tuple[str, str], ...]
@@ -110,20 +109,8 @@ class DiskTier:
         return [self._read(key, buffer) for key, buffer in zip(keys, into, strict=True)]
 
     def _read(self, key: bytes, into: memoryview) -> Outcome:
-        store = self._store
         try:
-            with store.reading() as txn:
-                first = txn.get(segment_key(key, 0), db=store.payload)
-                if first is None:
-                    if txn.get(key, db=store.index) is None:
-                        return Outcome.MISSING
-                    raise CorruptRecord("its first segment is gone")
-                header = read_header(first, key, len(into))
-                with txn.cursor(store.payload) as cursor:
-                    cursor.set_key(segment_key(key, 0))
-                    found = islice(cursor.iternext(keys=False), segment_count(header.nbytes))
-                    unpack_record(header, list(found), into)
-            return Outcome.OK
+            return Outcome.OK if fetch(self._store, key, into) else Outcome.MISSING
         except CorruptRecord as error:
             _log.warning("disk store %s: chunk %s: %s", self._folder, key.hex()[:16], error)
             self._count("corrupt")
@@ -200,23 +187,19 @@ class DiskTier:
             after = last
 
     def _some_rows(self, after: bytes) -> tuple[list[IndexRow], bytes]:
-        rows: list[IndexRow] = []
-        last = b""
         try:
-            with self._store.reading() as txn, txn.cursor(self._store.index) as cursor:
-                if not cursor.set_range(after + b"\0"):
-                    return rows, last
-                for view, data in islice(cursor, _SCAN_ROWS):
-                    last = bytes(view)
-                    row = unpack_row(last, bytes(data))
-                    if row is None:
-                        self._count("corrupt")
-                    else:
-                        rows.append(index_row(last, row))
+            stored = some_rows(self._store, after)
         except _TROUBLE as error:
             self._trouble(error)
             return [], b""
-        return rows, last
+        rows: list[IndexRow] = []
+        for key, data in stored:
+            row = unpack_row(key, data)
+            if row is None:
+                self._count("corrupt")
+            else:
+                rows.append(index_row(key, row))
+        return rows, stored[-1][0] if stored else b""
 
     def names(self) -> dict[bytes, Names]:
         """The table of namespaces: root key to its parts in clear."""
@@ -280,6 +263,7 @@ class DiskTier:
                 outcomes = self._apply(batch)
             except lmdb.MapFullError:
                 self._count("full")
+                self._store.forget_the_dead()  # first: deletes need pages as well
                 if batch.deletes:
                     self._apply(Batch(batch.deletes))
                     batch = Batch((), batch.puts, batch.touches, batch.names)

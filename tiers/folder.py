@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
 import os
+import socket
 import struct
+import time
 import weakref
+from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from radixkv.errors import ConfigError, StoreFormat, StoreLocked
 
@@ -19,27 +25,82 @@ COPY_FILE = "data.mdb.new"
 
 _log = logging.getLogger(__name__)
 
+_TRIES, _TRY_S = 4, 0.005
+"""A lock held for longer than this is a writer's: ``holder`` takes one for a moment."""
+
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The process that writes a store: its id, the host it runs on, and when it opened the store (UTC, ISO 8601)."""
+
+    pid: int
+    host: str
+    since: str
+
+    def __str__(self) -> str:
+        mine = self.pid == os.getpid() and self.host == socket.gethostname()
+        who = "this process" if mine else f"process {self.pid} on {self.host}"
+        return f"{who}, since {self.since}"
+
+
+def _this_process() -> Holder:
+    return Holder(os.getpid(), socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def _said_holder(folder: Path) -> str:
+    try:
+        return str(msgspec.json.decode((folder / WRITER_FILE).read_bytes(), type=Holder))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return "another cache or process"
+
+
+def holder(folder: Path) -> str:
+    """Who writes the store in ``folder``, in words; "" where nobody does. Raises OSError."""
+    try:
+        fd = os.open(folder / WRITER_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment: a writer that starts just then tries again
+    except BlockingIOError:
+        return _said_holder(folder)
+    finally:
+        os.close(fd)
+    return ""
 
 
 class WriterLock:
     """An exclusive lock on a store's folder. The kernel drops it when its process dies, however it dies.
 
-    Raises StoreLocked naming the folder where it is held already, by this process too; OSError where no lock file can
-    be.
+    The file says who holds it. Raises StoreLocked naming the folder and the holder where it is held already, by this
+    process too; OSError where no lock file can be.
     """
 
     def __init__(self, folder: Path) -> None:
         self._fd = os.open(folder / WRITER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except BlockingIOError:
             self.release()
-            raise StoreLocked(f"disk store {folder} is in use by another cache or process") from None
+            raise StoreLocked(f"disk store {folder} is in use by {_said_holder(folder)}") from None
         except OSError:
             self.release()
             raise
         _held.add(self)
+        with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed; the lock holds all the same
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, msgspec.json.encode(_this_process()), 0)
+
+    def _take(self) -> None:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not tries_left:
+                    raise
+            time.sleep(_TRY_S)
 
     def release(self) -> None:
         """Give the lock back. Idempotent. A forked copy is only closed, never unlocked: the lock stays the parent's."""
@@ -83,6 +144,7 @@ def claim_folder(path: str) -> tuple[Path, WriterLock]:
 
 _MAGIC = struct.pack("<I", 0xBEEFC0DE)
 _META_AT = 16
+_MAP_BYTES_AT = _META_AT + 16
 _PAGE_SIZE_AT = _META_AT + 24
 _LAST_PAGE_AT = _META_AT + 120
 _META_END = _LAST_PAGE_AT + 16
@@ -117,6 +179,15 @@ def damage(folder: Path) -> str:
     if size < (last + 1) * page_bytes:
         return f"its data file was cut to {size} of {(last + 1) * page_bytes} bytes"
     return ""
+
+
+def map_bytes(folder: Path) -> int:
+    """The cap that the writer of an intact data file gave it, in bytes. Raises OSError."""
+    with (folder / DATA_FILE).open("rb") as file:
+        head = file.read(_META_END)
+        file.seek(int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 4], "little"))
+        metas = (head, file.read(_META_END))
+    return max(int.from_bytes(meta[_MAP_BYTES_AT : _MAP_BYTES_AT + 8], "little") for meta in metas)
 
 
 def set_aside(folder: Path, reason: str) -> None:

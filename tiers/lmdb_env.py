@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from radixkv.errors import StoreFormat
-from radixkv.tiers.folder import COPY_FILE
+from radixkv.tiers.folder import COPY_FILE, DATA_FILE
 
 if TYPE_CHECKING:
     from lmdb import Environment, Transaction, _Database
@@ -75,6 +75,31 @@ class Gate:
             self._open = True
 
 
+class Extent:
+    """The size of a data file under its map. LMDB never looks at it again after the open, and a page that is gone is
+    SIGBUS when it is touched.
+    """
+
+    def __init__(self, folder: Path, env: Environment) -> None:
+        self._page_bytes = env.stat()["psize"]
+        self._fd = os.open(folder / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(self._fd)
+        self.identity = found.st_dev, found.st_ino
+
+    def check(self, env: Environment) -> None:
+        """Raise lmdb.CorruptedError where the file is shorter than its own meta page says."""
+        need = (env.info()["last_pgno"] + 1) * self._page_bytes
+        size = os.fstat(self._fd).st_size
+        if size < need:
+            raise lmdb.CorruptedError(f"its data file was cut to {size} of {need} bytes while it was open")
+
+    def close(self) -> None:
+        """Let go of the file; it is nobody's after that. Idempotent."""
+        fd, self._fd, self.identity = self._fd, -1, (0, 0)
+        if fd >= 0:
+            os.close(fd)
+
+
 class Store:
     """The environment of a folder.
 
@@ -100,10 +125,11 @@ class Store:
         return self._gate.forked
 
     def _connect(self) -> None:
-        self._env = _environment(self.folder, self._map_bytes, sync=self._sync)
+        self._env = environment(self.folder, self._map_bytes, sync=self._sync)
         try:
             self._env.reader_check()
-            self.meta, self.names, self.index, self.payload = _databases(self._env, self.folder)
+            self.meta, self.names, self.index, self.payload = databases(self._env, self.folder)
+            self._extent = Extent(self.folder, self._env)
         except BaseException:
             self._env.close()
             raise
@@ -111,19 +137,26 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Transaction[memoryview]]:
         """A read transaction; its views are valid inside it only. Raises Unavailable."""
-        with self._gate.entered(), self._env.begin(buffers=True) as txn:
-            yield txn
+        with self._gate.entered():
+            self._extent.check(self._env)
+            with self._env.begin(buffers=True) as txn:
+                yield txn
 
     @contextmanager
     def writing(self) -> Iterator[Transaction[bytes]]:
         """A write transaction; it is committed when the block ends, dropped when it raises. Raises Unavailable."""
-        with self._gate.entered(), self._env.begin(write=True) as txn:
-            yield txn
+        with self._gate.entered():
+            self._extent.check(self._env)
+            with self._env.begin(write=True) as txn:
+                yield txn
+
+    def forget_the_dead(self) -> None:
+        """Clear slots of readers whose process has died: they hold every page that was freed since."""
+        with self._gate.entered():
+            self._env.reader_check()
 
     def settle(self) -> None:
         """Two commits of next to nothing: pages that a transaction freed can be used from the second one after it."""
-        with self._gate.entered():
-            self._env.reader_check()
         for _ in range(2):
             with self.writing() as txn:
                 tick = int.from_bytes(txn.get(_TICK_KEY, b"", db=self.meta), "little") + 1
@@ -143,6 +176,7 @@ class Store:
             raise Unavailable("the disk store is closed")
         self._gate.shut()
         self._env.close()
+        self._extent.close()
         self._connect()
         self._gate.reopen()
 
@@ -157,26 +191,29 @@ class Store:
         except lmdb.Error as error:
             _log.warning("disk store %s: its last sync failed: %s", self.folder, error)
         self._env.close()
+        self._extent.close()
 
 
 @contextmanager
 def fresh_copy(folder: Path, map_bytes: int) -> Iterator[tuple[Environment, list[_Database]]]:
     """A new environment in the copy file, with its databases meta, names, index, payload. Synced at the end."""
-    env = _environment(folder / COPY_FILE, map_bytes, sync=False, copy=True)
+    env = environment(folder / COPY_FILE, map_bytes, sync=False, copy=True)
     try:
-        yield env, _databases(env, folder)
+        yield env, databases(env, folder)
         env.sync(True)
     finally:
         env.close()
 
 
-def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False) -> Environment:
+def environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False, readonly: bool = False) -> Environment:
     """Open a folder's environment, or a copy that lies in one file and that nobody else can see."""
     return lmdb.open(
         str(path),
         subdir=not copy,
         lock=not copy,
         map_size=map_bytes,
+        readonly=readonly,
+        create=not readonly,
         sync=sync,
         metasync=sync,
         readahead=True,  # cold reads of a record are tens of times faster with it
@@ -188,11 +225,14 @@ def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False) 
     )
 
 
-def _databases(env: Environment, folder: Path) -> list[_Database]:
-    """The databases, made in one transaction with the format version where the environment is empty."""
+def databases(env: Environment, folder: Path, *, make: bool = True) -> list[_Database]:
+    """The databases, made in one transaction with the format version where the environment is empty.
+
+    Raises StoreFormat for an environment of another version, or of something else.
+    """
     with env.begin() as txn:
         empty = not txn.stat()["entries"]
-    if empty:
+    if empty and make:
         with env.begin(write=True) as txn:
             out = [env.open_db(name, txn=txn) for name in _DATABASES]
             txn.put(_FORMAT_KEY, str(FORMAT_VERSION).encode(), db=out[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import os
 import platform
+import random
 import shutil
 import tempfile
 import time
@@ -26,6 +27,7 @@ CORE = ("numpy", "msgspec", "xxhash")
 ABSENT = "not installed"
 CHUNK_BYTES = 1 << 20
 CHUNKS = 8
+SAMPLE = 64
 STYLES = {"ok": "green", "skipped": "yellow", "failed": "bold red"}
 
 
@@ -139,6 +141,36 @@ def check_disk(store: Path | None) -> Check:
     )
 
 
+def check_store(store: Path | None) -> Check:
+    """The health of the store in ``store``: its index, and ``SAMPLE`` of its records. A writer may run beside it."""
+    if store is None or not (store / "data.mdb").is_file():
+        return Check("store", "skipped", "no store to look at" if store is None else f"{store} holds no store")
+    if any(find_spec(name) is None for name in ("lmdb", "zstandard")):
+        return Check("store", "skipped", "lmdb or zstandard is not installed (extra [disk])")
+    from radixkv.errors import RadixKVError
+    from radixkv.tiers.folder import holder, map_bytes
+    from radixkv.tiers.readonly import open_read_only
+    from radixkv.tiers.verify import verify
+
+    try:
+        with open_read_only(store) as found:
+            contents = found.snapshot()
+            keys = random.sample(list(contents.rows), min(SAMPLE, len(contents.rows)))
+            result = verify(found, keys=keys)
+            size, cap = (found.folder / "data.mdb").stat().st_size, map_bytes(found.folder)
+            aside = sorted(path.name for path in found.folder.glob("data.mdb.damaged-*"))
+            writer = holder(found.folder)
+    except (RadixKVError, OSError) as error:
+        return Check("store", "failed", str(error))
+    damaged = len(contents.damaged) + len(result.damaged)
+    detail = (
+        f"{len(contents.rows):,} records, {size / 1e6:,.0f} MB of at most {cap / 1e6:,.0f}, "
+        f"written by {writer or 'nobody now'}; {len(contents.damaged)} index rows damaged; of {len(keys)} records read "
+        f"{len(result.damaged)} damaged" + "".join(f"; {name} was set aside" for name in aside)
+    )
+    return Check("store", "failed" if damaged or size > cap else "ok", detail)
+
+
 def _round_trip(folder: str) -> tuple[float, float]:
     """Seconds to write and to read ``CHUNKS`` chunks through a disk tier in ``folder``. OSError: bytes differ."""
     from radixkv.keys import chunk_key, root_key
@@ -183,12 +215,12 @@ def _round_trip(folder: str) -> tuple[float, float]:
 
 
 def doctor(
-    store: Annotated[Path | None, typer.Option(help="Folder whose disk is tested (default: a temporary one)")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder whose disk, and store, is tested")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what is installed; test device, pinned memory and disk. Exits with 1 if something essential fails."""
+    """Say what is installed; test device, pinned memory, disk and store. Exits with 1 if something essential fails."""
     found = versions()
-    checks = [check_core(), check_device(), check_pinned(), check_disk(store)]
+    checks = [check_core(), check_device(), check_pinned(), check_disk(store), check_store(store)]
     healthy = all(check.status != "failed" for check in checks)
     if json:
         report = {"ok": healthy, "versions": found, "checks": [asdict(check) for check in checks]}

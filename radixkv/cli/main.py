@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 MISSING_CLI = "radixkv: the command line needs typer and rich; install radixkv with its [cli] extra"
 INTERRUPTED = 130
 """Exit status after an interrupt from the keyboard, as shells have it."""
-COMMANDS = {"demo": "radixkv.cli.demo", "doctor": "radixkv.cli.doctor"}
-"""Command to the module whose function of the same name it is; a module is imported when its command is asked for."""
+COMMANDS = {"demo": "radixkv.cli.demo", "doctor": "radixkv.cli.doctor", "store": "radixkv.cli.store"}
+"""Command to the module whose function, or typer application, of the same name it is; a module is imported when its
+command is asked for.
+"""
 
 
 def build_app() -> typer.Typer:
@@ -32,8 +34,12 @@ def build_app() -> typer.Typer:
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if cmd_name not in COMMANDS:
                 return None
+            found = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
             single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            single.command(name=cmd_name)(getattr(import_module(COMMANDS[cmd_name]), cmd_name))
+            if isinstance(found, typer.Typer):
+                single.add_typer(found, name=cmd_name)
+                return get_command(single).commands[cmd_name]  # type: ignore[attr-defined]
+            single.command(name=cmd_name)(found)
             return get_command(single)
 
     app = typer.Typer(

@@ -1,0 +1,96 @@
+"""What onlookers and writers do in processes of their own. Imports no torch: starting them must be cheap."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from radixkv.plan import Outcome
+from radixkv.tiers.disk import DiskTier
+from radixkv.tiers.lmdb_env import Unavailable
+from radixkv.tiers.readonly import open_read_only
+from tests.tiers.chunks import CHUNK_BYTES, TOKENS, buffer, item, keys
+from tests.tiers.contract import read
+
+CAP = 4 << 20
+
+
+def open_tier(folder: Path | str, capacity_bytes: int = CAP) -> DiskTier:
+    """The tier in ``folder``."""
+    return DiskTier(str(folder), capacity_bytes, item_bytes=2, chunk_bytes=CHUNK_BYTES, chunk_tokens=TOKENS)
+
+
+def write_on(folder: str) -> None:
+    """A writer that replaces chunks without pause, a steady one kept."""
+    tier = open_tier(folder)
+    tier.write([item(0)])
+    number = 1
+    while True:
+        gone = [item(n).row.key for n in range(max(1, number - 30), number - 27)]
+        batch = [item(n, random=n % 2 == 1) for n in range(number, number + 3)]
+        assert all(outcome is Outcome.OK for outcome, _ in tier.write(batch, delete=gone)), tier.stats()
+        if number == 1:
+            print("ready", flush=True)
+        number += 3
+
+
+def reopen_with(folder: str, capacity_bytes: str, first: str, last: str) -> None:
+    """Open with a cap, write some chunks, close."""
+    tier = open_tier(folder, int(capacity_bytes))
+    chunks = [item(number, last_use=number, random=True) for number in range(int(first), int(last))]
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write(chunks))
+    tier.close()
+
+
+def cut_while_open(folder: str, which: str) -> None:
+    """The file loses its end under the map: an error or a miss, never SIGBUS."""
+    tier = open_tier(folder)
+    chunks = [item(number, random=True) for number in range(30)]
+    tier.write(chunks)
+    if which == "onlooker":
+        tier.close()
+        store = open_read_only(folder)
+    os.truncate(Path(folder) / "data.mdb", 8192)
+    if which == "onlooker":
+        for call in (store.snapshot, store.namespaces, lambda: store.read(chunks[0].row.key, buffer(chunks[0]))):
+            try:
+                call()
+                raise AssertionError("read from a file that is gone")
+            except Unavailable:
+                continue
+        store.close()
+        return
+    for chunk in chunks:
+        assert read(tier, chunk) == (Outcome.ERROR, False)
+    assert tier.write([item(99)]) == [(Outcome.ERROR, 0)]
+    assert tier.delete(keys(chunks)) == 0
+    assert list(tier.scan()) == []
+    tier.close()
+    tier = open_tier(folder)
+    assert tier.write(chunks[:1])[0][0] is Outcome.OK
+    tier.close()
+
+
+def fork_and_look(folder: str) -> None:
+    """A forked child's calls end in an error; its exit closes nothing of its parent's."""
+    with open_read_only(folder) as store:
+        child = os.fork()
+        if not child:
+            try:
+                store.snapshot()
+            except Unavailable:
+                store.close()
+                sys.exit(0)
+            sys.exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(store.snapshot().rows) == 3
+
+
+def look_and_wait(folder: str) -> None:
+    """Look, say so, and wait to be killed."""
+    store = open_read_only(folder)
+    with store.reading():
+        print("open", flush=True)
+        signal.pause()
