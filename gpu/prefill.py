@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixkv.gpu import limits
+from radixkv.gpu import hopper, limits
+from radixkv.gpu.hopper import HopperTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class PrefillPlan:
         sinks: bool = False,
         scale: float | None = None,
         device: str | torch.device = "cuda",
-        tiles: PrefillTiles | None = None,
+        tiles: PrefillTiles | HopperTiles | None = None,
     ) -> None:
         self.group = limits.check_shape(q_heads, kv_heads, head_dim, page_tokens)
         self.kv_dtype = q_dtype if kv_dtype is None else kv_dtype
@@ -72,7 +73,11 @@ class PrefillPlan:
         )  # fmt: skip
         self.scale = head_dim**-0.5 if scale is None else scale
         self.device = torch.device(device)
-        self.tiles = tiles or prefill_tiles(head_dim, q_dtype.itemsize)
+        # a tile given decides the kernel; the plain kernel also steps in for pages that Hopper's cannot read
+        self.hopper = tiles if isinstance(tiles, HopperTiles) else None
+        if tiles is None:
+            self.hopper = hopper.hopper_tiles(self.device, q_dtype, self.kv_dtype, head_dim, softcap)
+        self.tiles = tiles if isinstance(tiles, PrefillTiles) else prefill_tiles(head_dim, q_dtype.itemsize)
         self.tile_tokens = self.tiles.rows // self.group
         self.max_queries = max_queries
         self.capacity = -(-max_queries // self.tile_tokens) + batch
@@ -129,6 +134,10 @@ class PrefillPlan:
         k_rows = limits.check_scales(k_scales, k_pages, self.quant)
         v_rows = limits.check_scales(v_scales, v_pages, self.quant)
         limits.check_sinks(sinks, self.q_heads if self.sinks else 0)
+        if self.hopper and hopper.launch(
+            self.hopper, q, k_pages, v_pages, block_tables, self.items, out, lse, sinks, self.scale, self.window
+        ):
+            return out
         prefill_kernel[(self.capacity, self.kv_heads)](
             q, k_pages, v_pages, block_tables, self.items, out, lse, q if sinks is None else sinks, k_rows, v_rows,
             self.scale, self.softcap, k_scale, v_scale, self.window, q.stride(0), q.stride(1),

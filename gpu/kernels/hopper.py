@@ -1,0 +1,274 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, assignment, untyped-decorator, unused-ignore"
+"""Prefill for Hopper: one warp feeds tiles of K and V page by page through the copy engine, two warp groups of 64 query
+rows each compute; the softmax of one tile runs beside the products of the next.
+
+Tiles go from the last one seen to the first, so that those cut by the causal border come before the plain loop.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+ROWS = gl.constexpr(64)
+"""Query rows of a warp group; two of them share a program's K and V."""
+
+
+@gluon.jit
+def feed(
+    k_desc, v_desc, k_boxes, v_boxes, v_atoms, bars, table, last, tiles, length, page_rows, head_row, head_column, none,
+    PAGE: gl.constexpr, BLOCK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The warp that loads. Boxes are [PAGE, 64]: one half of a head's page; a page past the end is a box outside the
+    tensor, which the copy engine fills with zeros.
+    """
+    k_ready, k_free, v_ready, v_free = bars
+    PAGES: gl.constexpr = BLOCK // PAGE
+    SIDE_BYTES: gl.constexpr = BLOCK * HALVES * 128
+    pages_there = (length + PAGE - 1) // PAGE
+    for i in range(tiles):
+        stage, phase = i % STAGES, (i // STAGES) & 1
+        first = (last - i) * PAGES
+        rows = ()
+        for j in gl.static_range(PAGES):
+            there = first + j < pages_there
+            page = gl.load(table + first + j, mask=there, other=0)
+            rows = rows + (gl.where(there, page * page_rows + head_row, none),)  # noqa: RUF005 - compiled
+        mbarrier.wait(k_free.index(stage), phase ^ 1)
+        mbarrier.expect(k_ready.index(stage), SIDE_BYTES)
+        for j in gl.static_range(PAGES):
+            for h in gl.static_range(HALVES):
+                box = k_boxes.index((stage * HALVES + h) * PAGES + j)
+                tma.async_copy_global_to_shared(k_desc, [rows[j], head_column + 64 * h], k_ready.index(stage), box)
+        mbarrier.wait(v_free.index(stage), phase ^ 1)
+        # slots of the last page past the length may hold anything, NaN too, and 0 * NaN is not 0: they are cleared
+        # before the tile is handed over
+        cut = ((first + PAGES) * PAGE > length) & (length % PAGE != 0)
+        ready = v_ready.index(gl.where(cut, STAGES, stage))
+        mbarrier.expect(ready, SIDE_BYTES)
+        for j in gl.static_range(PAGES):
+            for h in gl.static_range(HALVES):
+                box = v_boxes.index((stage * HALVES + h) * PAGES + j)
+                tma.async_copy_global_to_shared(v_desc, [rows[j], head_column + 64 * h], ready, box)
+        if cut:
+            mbarrier.wait(ready, 0)
+            clear(v_atoms, stage * (HALVES * BLOCK // 8), length - first * PAGE, PAGE, BLOCK, HALVES)
+            fence_async_shared()
+            mbarrier.arrive(v_ready.index(stage), count=1)
+
+
+@gluon.jit
+def clear(v_atoms, base, live, PAGE: gl.constexpr, BLOCK: gl.constexpr, HALVES: gl.constexpr):
+    """Zero the rows of a tile from ``live`` to the end of their page, eight rows at a time."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    row = gl.arange(0, 8, gl.SliceLayout(1, layout))
+    for h in gl.static_range(HALVES):
+        for atom in range(live // 8, (live + PAGE - 1) // PAGE * (PAGE // 8)):
+            view = v_atoms.index(base + h * (BLOCK // 8) + atom)
+            x = view.load(layout)
+            view.store(gl.where((atom * 8 + row < live)[:, None], x, 0.0))
+
+
+@gluon.jit
+def scores_of(query, k_tile):
+    BLOCK: gl.constexpr = k_tile.shape[0]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    zero = gl.zeros([ROWS, BLOCK], gl.float32, layout)
+    return warpgroup_mma(query, k_tile.permute([1, 0]), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def weigh(s, factor, top, total, position, window, at, MASKED: gl.constexpr, WINDOW: gl.constexpr):
+    """Weights of one tile and the running (max, sum), in powers of two; also the factor that ages what was summed."""
+    if MASKED:
+        BLOCK: gl.constexpr = s.shape[1]
+        n = at + gl.arange(0, BLOCK, gl.SliceLayout(0, s.type.layout))
+        seen = n[None, :] <= position[:, None]
+        if WINDOW:
+            seen = seen & (n[None, :] > position[:, None] - window)
+        s = gl.where(seen, s, -float("inf"))
+    higher = gl.maximum(top, gl.max(s, axis=1) * factor)
+    anchor = higher
+    if MASKED:
+        # a row that has seen nothing has -inf - -inf: anchor it at 0
+        anchor = gl.where(higher == -float("inf"), 0.0, higher)
+    p = gl.exp2(s * factor - anchor[:, None])
+    age = gl.exp2(top - anchor)
+    return p, higher, total * age + gl.sum(p, axis=1), age
+
+
+@gluon.jit
+def steps(
+    acc, p, top, total, query, k_tiles, v_tiles, bars, position, factor, window, last, start, end,
+    BLOCK: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Tiles [start, end), counted from the last: scores of tile i beside the weighted values of tile i - 1."""
+    k_ready, k_free, v_ready, v_free = bars
+    for i in range(start, end):
+        stage, phase = i % STAGES, (i // STAGES) & 1
+        before, before_phase = (i - 1) % STAGES, ((i - 1) // STAGES) & 1
+        mbarrier.wait(k_ready.index(stage), phase)
+        s_token = scores_of(query, k_tiles.index(stage))
+        mbarrier.wait(v_ready.index(before), before_phase)
+        acc_token = warpgroup_mma(p, v_tiles.index(before), acc, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s_token])
+        mbarrier.arrive(k_free.index(stage), count=1)
+        weights, top, total, age = weigh(s, factor, top, total, position, window, (last - i) * BLOCK, MASKED, WINDOW)
+        # passed long ago; a branch that keeps the compiler from waiting for the product before the softmax beside it
+        mbarrier.wait(v_ready.index(before), before_phase)
+        acc, p = warpgroup_mma_wait(0, deps=[acc_token, p])
+        mbarrier.arrive(v_free.index(before), count=1)
+        acc = acc * gl.convert_layout(age, gl.SliceLayout(1, acc.type.layout))[:, None]
+        p = gl.convert_layout(weights.to(p.dtype), p.type.layout)
+    return acc, p, top, total
+
+
+@gluon.jit
+def compute(
+    q, out, lse, sinks, q_tiles, k_tiles, v_tiles, bars, first, queries, q_start, length, scale, window, q_token,
+    q_head, head, last, tiles, masked, plain_end,
+    WHICH: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, DIM: gl.constexpr,
+    BLOCK: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
+):  # fmt: skip
+    """A warp group: rows [64 * WHICH, 64 * WHICH + 64) of the tile; row r is query r // GROUP, head r % GROUP."""
+    k_ready, k_free, v_ready, _ = bars
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    r = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, wide))
+    d = gl.arange(0, DIM, gl.SliceLayout(0, wide))
+    token = first + r // GROUP
+    mine = (r < TOKENS * GROUP) & (token < queries)
+    at = (q_start + token) * q_token + (head * GROUP + r % GROUP) * q_head
+    query = q_tiles.index(WHICH)
+    query.store(gl.load(q + at[:, None] + d[None, :], mask=mine[:, None], other=0.0))
+    fence_async_shared()
+    gl.thread_barrier()
+
+    s_r = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))
+    s_token = first + s_r // GROUP
+    position = gl.where((s_r < TOKENS * GROUP) & (s_token < queries), length - queries + s_token, -1)
+    factor = scale * LOG2E
+    top = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, s_layout))
+    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, s_layout))
+    acc = gl.zeros([ROWS, DIM], gl.float32, o_layout)
+
+    mbarrier.wait(k_ready.index(0), 0)
+    s = warpgroup_mma_wait(0, deps=[scores_of(query, k_tiles.index(0))])
+    mbarrier.arrive(k_free.index(0), count=1)
+    weights, top, total, age = weigh(s, factor, top, total, position, window, last * BLOCK, True, WINDOW)
+    p = gl.convert_layout(weights.to(q.dtype.element_ty), p_layout)
+    acc, p, top, total = steps(
+        acc, p, top, total, query, k_tiles, v_tiles, bars, position, factor, window, last, 1, masked,
+        BLOCK, STAGES, True, WINDOW,
+    )  # fmt: skip
+    acc, p, top, total = steps(
+        acc, p, top, total, query, k_tiles, v_tiles, bars, position, factor, window, last, masked, plain_end,
+        BLOCK, STAGES, False, WINDOW,
+    )  # fmt: skip
+    if WINDOW:
+        acc, p, top, total = steps(
+            acc, p, top, total, query, k_tiles, v_tiles, bars, position, factor, window, last, plain_end, tiles,
+            BLOCK, STAGES, True, WINDOW,
+        )  # fmt: skip
+    final = (tiles - 1) % STAGES
+    mbarrier.wait(v_ready.index(final), ((tiles - 1) // STAGES) & 1)
+    acc, p = warpgroup_mma_wait(0, deps=[warpgroup_mma(p, v_tiles.index(final), acc, is_async=True), p])
+
+    s_heads = head * GROUP + s_r % GROUP
+    s_mine = (s_r < TOKENS * GROUP) & (s_token < queries)
+    if SINKS:
+        sink = gl.load(sinks + s_heads, mask=s_mine, other=-float("inf")).to(gl.float32) * LOG2E
+        higher = gl.maximum(top, sink)
+        anchor = gl.where(higher == -float("inf"), 0.0, higher)
+        age = gl.exp2(top - anchor)
+        acc = acc * gl.convert_layout(age, gl.SliceLayout(1, o_layout))[:, None]
+        total = total * age + gl.exp2(sink - anchor)
+        top = higher
+    share = gl.where(total > 0.0, 1.0 / gl.where(total > 0.0, total, 1.0), gl.where(total == total, 0.0, total))
+    acc = acc * gl.convert_layout(share, gl.SliceLayout(1, o_layout))[:, None]
+    row_sums = gl.where(total > 0.0, (top + gl.log2(total)) * LN2, -float("inf"))
+    gl.store(lse + (q_start + s_token) * (HEADS * GROUP) + s_heads, row_sums, mask=s_mine)
+    # the queries are read no more: through their place, to rows of 16 bytes a thread
+    query.store(acc.to(out.dtype.element_ty))
+    gl.thread_barrier()
+    rows = query.load(wide)
+    to = ((q_start + token) * (HEADS * GROUP) + head * GROUP + r % GROUP) * DIM
+    gl.store(out + to[:, None] + d[None, :], rows, mask=mine[:, None])
+
+
+@gluon.jit
+def hopper_prefill_kernel(
+    q, k_desc, v_desc, tables, items, out, lse, sinks, scale, window, q_token, q_head, page_rows, head_row, head_column,
+    none, table_stride,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr,
+    BLOCK: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
+):  # fmt: skip
+    """TOKENS queries of one kv head's group, 128 rows. k_desc, v_desc: the pages as rows of a token's stride; page p,
+    token t of this head starts at row p * page_rows + head * head_row + t, column head * head_column. none: a row
+    past the end.
+    """
+    record = items + gl.program_id(0) * 8
+    head = gl.program_id(1)
+    seq = gl.load(record).to(gl.int64)
+    first, queries = gl.load(record + 1), gl.load(record + 2)
+    q_start, length = gl.load(record + 3).to(gl.int64), gl.load(record + 4)
+    if seq < 0:
+        return
+    lowest = gl.maximum(length - queries + first, 0)
+    end = gl.maximum(length - queries + gl.minimum(first + TOKENS, queries), 0)
+    # tiles are counted from the last one; there is always one, if only to see nothing in
+    last = gl.maximum(end - 1, 0) // BLOCK
+    masked = gl.maximum(last + 1 - (lowest + 1) // BLOCK, 1)
+    tiles = last + 1
+    plain_end = tiles
+    if WINDOW:
+        tiles = tiles - gl.maximum(lowest - window + 1, 0) // BLOCK
+        # the last query's window starts latest: tiles from there up are not cut by it
+        plain_end = gl.minimum(last + 1 - (gl.maximum(end - window, 0) + BLOCK - 1) // BLOCK, tiles)
+        masked = gl.minimum(masked, tiles)
+        plain_end = gl.maximum(plain_end, masked)
+
+    HALVES: gl.constexpr = DIM // 64
+    dtype: gl.constexpr = q.dtype.element_ty
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    q_tiles = gl.allocate_shared_memory(dtype, [2, ROWS, DIM], swizzled)
+    k_boxes = gl.allocate_shared_memory(dtype, [STAGES * HALVES * (BLOCK // PAGE), PAGE, 64], swizzled)
+    v_boxes = gl.allocate_shared_memory(dtype, [STAGES * HALVES * (BLOCK // PAGE), PAGE, 64], swizzled)
+    v_atoms = v_boxes._reinterpret(dtype, [STAGES * HALVES * BLOCK // 8, 8, 64], swizzled)
+    k_tiles = k_boxes._reinterpret(dtype, [STAGES, BLOCK, DIM], swizzled)
+    v_tiles = v_boxes._reinterpret(dtype, [STAGES, BLOCK, DIM], swizzled)
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # the one more is for the tile that is cleared first
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=2)
+        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(v_free.index(i), count=2)
+    mbarrier.init(v_ready.index(STAGES), count=1)
+    fence_async_shared()
+    bars = (k_ready, k_free, v_ready, v_free)
+    table = tables + seq * table_stride
+    gl.warp_specialize([
+        (compute, (q, out, lse, sinks, q_tiles, k_tiles, v_tiles, bars, first, queries, q_start, length, scale, window,
+                   q_token, q_head, head, last, tiles, masked, plain_end,
+                   0, HEADS, GROUP, TOKENS, DIM, BLOCK, STAGES, WINDOW, SINKS)),
+        (compute, (q, out, lse, sinks, q_tiles, k_tiles, v_tiles, bars, first, queries, q_start, length, scale, window,
+                   q_token, q_head, head, last, tiles, masked, plain_end,
+                   1, HEADS, GROUP, TOKENS, DIM, BLOCK, STAGES, WINDOW, SINKS)),
+        (feed, (k_desc, v_desc, k_boxes, v_boxes, v_atoms, bars, table, last, tiles, length, page_rows,
+                head * head_row, head * head_column, none, PAGE, BLOCK, HALVES, STAGES)),
+    ], [4, 1], [240, 24])  # fmt: skip
