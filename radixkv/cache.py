@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ from radixkv.protocols import Device, Mover
 from radixkv.report import NamespaceStats
 from radixkv.restore import Restore
 from radixkv.stats import Stats
+from radixkv.types import Tokens
 
 log = logging.getLogger("radixkv")
 
@@ -59,7 +61,8 @@ class Cache:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if not self._plane.foreign:  # a forked child leaves the block: the cache is its parent's
+            self.close()
 
     @property
     def config(self) -> Config:
@@ -159,9 +162,9 @@ class Cache:
             self._plane.core.counters.evicted_asked_pages += freed
             return freed
 
-    def demote(self, namespace: Namespace, tokens: Any, to: str = "host") -> int:
+    def demote(self, namespace: Namespace, tokens: Any, to: str = "host", media: Sequence[Span] = ()) -> int:
         """Start copying a prompt's whole chunks (and a conversation end that ends here) to ``to``: "host" or "disk".
-        Returns copies started.
+        Returns copies started. media: as for ``acquire``.
 
         Copies only: device pages stay until they are evicted. Chunks that the host has go on to disk; run ``tick`` for
         the rest.
@@ -169,11 +172,12 @@ class Cache:
         if to not in ("host", "disk"):
             raise ConfigError(f"demote to {to!r}: not one of host, disk")
         self._check_namespace(namespace)
-        key = as_tokens(tokens).tobytes()
+        prompt = as_tokens(tokens)
         with self._lock:
             self._check_open()
             plane = self._plane
             plane.drain()
+            key = self._known_key(prompt, media)
             root = plane.tree.peek(namespace, plane.core.storage)
             if root is None:
                 return 0
@@ -193,39 +197,44 @@ class Cache:
                     plane.writes.write(record)
             return plane.core.copies - before
 
-    def prefetch(self, namespace: Namespace, tokens: Any, to: str = "host") -> Job:
+    def prefetch(self, namespace: Namespace, tokens: Any, to: str = "host", media: Sequence[Span] = ()) -> Job:
         """Start bringing what outer tiers have of a prompt to ``to``: "host" (disk reads only; no device page is taken)
         or "device". Stamps recency; counts as no request.
 
-        Returns a job to poll or cancel. Raises ConfigError for another target; OutOfPages (to the device only).
+        media: as for ``acquire``. Returns a job to poll or cancel. Raises ConfigError for another target; OutOfPages
+        (to the device only).
         """
         if to not in ("host", "device"):
             raise ConfigError(f"prefetch to {to!r}: not one of host, device")
         self._check_namespace(namespace)
-        key = as_tokens(tokens).tobytes()
+        prompt = as_tokens(tokens)
         with self._lock:
             self._check_open()
-            return prefetch(self._plane, namespace, key, to)
+            return prefetch(self._plane, namespace, self._known_key(prompt, media), to)
 
-    def promote(self, namespace: Namespace, tokens: Any) -> int:
-        """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. Raises
-        OutOfPages.
+    def promote(self, namespace: Namespace, tokens: Any, media: Sequence[Span] = ()) -> int:
+        """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. media: as for
+        ``acquire``. Raises OutOfPages.
         """
-        return self.prefetch(namespace, tokens, to="device").wanted_tokens
+        return self.prefetch(namespace, tokens, "device", media).wanted_tokens
 
-    def bump_revision(self, namespace: Namespace | None = None) -> Cleared:
+    def bump_revision(self, namespace: Namespace | None = None, timeout_s: float = 30.0) -> Cleared:
         """The weights behind a namespace (or all) have been replaced under the same name: nothing cached so far is ever
         served again, in no tier. Open leases go on; what they commit is seen by nobody.
 
-        Says what was cleared, and what was kept back until leases and copies in flight let go of it. On disk the old
-        rows are gone once ``flush`` has returned: call it before the process may be restarted under the same name.
+        Waits, without the lock, until the old rows are gone from the disk: a process that is killed from then on leaves
+        nothing that the next one could serve. Says what was cleared, and what was kept back until leases and copies in
+        flight let go of it. kept_disk_chunks: rows that the tier could not delete within ``timeout_s``; until a
+        ``flush`` has returned 0 the process must not be restarted under the same name.
         """
+        timeout_s = _seconds(timeout_s)
         if namespace is not None:
             self._check_namespace(namespace)
         with self._lock:
             self._check_open()
             self._plane.drain()
-            return bump_revision(self._plane, namespace)
+            cleared = bump_revision(self._plane, namespace)
+        return replace(cleared, kept_disk_chunks=flushing.erase(self._plane, timeout_s))
 
     @property
     def now(self) -> int:
@@ -258,7 +267,7 @@ class Cache:
 
     def flush(self, timeout_s: float = 60.0) -> int:
         """Bring every committed chunk and tail to disk, synced. Returns how many are not there at the deadline or find
-        no room (0: all are).
+        no room (0: all are), and how many of a revision that is over are still there.
         """
         self._check_open()
         return flushing.flush(self._plane, _seconds(timeout_s))
@@ -320,6 +329,11 @@ class Cache:
         """
         self._check_open()
         return list(report.namespaces(self._plane, salt))
+
+    def _known_key(self, prompt: Tokens, media: Sequence[Span]) -> bytes:
+        """Match-key bytes of a prompt, up to a span of unknown content."""
+        key, limit = self._plane.core.media.key(prompt, media)
+        return key if limit == len(prompt) else key[: 4 * limit]
 
     @property
     def _lock(self) -> Any:

@@ -1,8 +1,8 @@
-"""Flush: bring everything that is committed to disk. Waits without the lock."""
+"""Flush: bring everything that is committed to disk, and what must go from there away. Waits without the lock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from radixkv.node import DISK, HOST, ChunkRecord, Node, State
@@ -16,12 +16,12 @@ ROUNDS = 3
 
 def flush(plane: Plane, timeout_s: float) -> int:
     """Store and write until everything is on disk, nothing more can be saved, or the deadline passes. Returns what is
-    not on disk.
+    not on disk, and what should no longer be there and is.
     """
     core = plane.core
     if core.disk is None:
         return 0
-    left = _save(plane, timeout_s)
+    left = _save(plane, timeout_s) + len(plane.residency.stored.condemned)
     if not core.config.disk.sync and not core.disk.sync():
         return max(left, 1)
     return left
@@ -50,12 +50,34 @@ def _save(plane: Plane, timeout_s: float) -> int:
                 if not left:
                     plane.write_uses()
                 stuck = core.last_plan == before and not core.flights and not core.fences
-            if not _settle(plane, deadline) or stuck or idle == ROUNDS:
+            settled = _until(plane, deadline, lambda: not core.flights and not core.fences)
+            if not settled or stuck or idle == ROUNDS:
                 with plane.lock:
                     return len(list(unsaved(plane)))
     finally:
         with plane.lock:
             plane.writes.flushing -= 1
+
+
+def erase(plane: Plane, timeout_s: float) -> int:
+    """Wait until what was stored of revisions that are over is gone from the disk, for good. Returns the chunks that
+    may still be there: the deadline has passed, or the tier does not delete.
+    """
+    core, stored = plane.core, plane.residency.stored
+    if core.disk is None:
+        return 0
+    deadline = core.clock() + timeout_s
+    for _ in range(ROUNDS):
+        with plane.lock:
+            stored.delete_condemned()
+        if not _until(plane, deadline, lambda: not stored.condemned & stored.deleting.keys()):
+            break
+        if not stored.condemned:
+            break
+    left = len(stored.condemned)
+    if not core.config.disk.sync and not core.disk.sync():
+        return max(left, 1)
+    return left
 
 
 def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) -> None:
@@ -65,21 +87,21 @@ def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) ->
         plane.stores.run(Job(*place))  # not queued: the next round asks again for what must wait
 
 
-def _settle(plane: Plane, deadline: float) -> bool:
-    """Wait until no plan and no fence is open. False: the deadline has passed, or only the mover's owner can end what
-    is open.
+def _until(plane: Plane, deadline: float, reached: Callable[[], bool]) -> bool:
+    """Wait until ``reached()``. False: the deadline has passed, or nothing ends by itself (a mover that does not wait:
+    only its owner can end what is open).
     """
     core = plane.core
     while True:
         with plane.lock:
             plane.drain()
-            if not core.flights and not core.fences:
+            if reached():
                 return True
         before = core.clock()
         if before >= deadline:
             return False
         turn = min(WAIT_S, deadline - before)
-        if not core.mover.wait(turn) and core.flights and core.clock() - before < turn / 2:
+        if not core.mover.wait(turn) and core.clock() - before < turn / 2:
             return False
 
 

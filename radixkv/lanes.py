@@ -22,6 +22,8 @@ Run: TypeAlias = Callable[[Sequence[Plan]], list[Done]]
 Take: TypeAlias = Callable[[deque[Plan]], list[Plan]]
 """Removes from the head of a queue (never empty) the plans to run together, at least one."""
 
+UNBOUNDED = 1 << 30
+"""Room of a kind of plan that has no bound."""
 GRACE_S = 0.8
 """How long ``close`` waits, past its deadline, for what already runs."""
 
@@ -76,8 +78,7 @@ class Lanes:
         if lane is None:
             raise TypeError(f"{kind.__name__} is not a kind of plan")
         with self._lock:
-            bound = self._bounds.get(kind)
-            if self._closed or (bound is not None and self._held[kind] >= bound):
+            if not self.room(kind):
                 return False
             self._held[kind] += 1
             lane.queue.append(plan)
@@ -85,6 +86,11 @@ class Lanes:
                 self._start(lane)
             self._work[lane.name].notify()
         return True
+
+    def room(self, kind: type) -> int:
+        """Plans of ``kind`` that ``submit`` would take now."""
+        with self._lock:
+            return 0 if self._closed else max(0, self._bounds.get(kind, UNBOUNDED) - self._held[kind])
 
     def completed(self) -> list[Done]:
         """What has ended since the last call, in order of ending."""

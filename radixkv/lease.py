@@ -31,7 +31,8 @@ class Lease(Loading):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if not self._plane.foreign:  # a forked child leaves the block: the lease is its parent's
+            self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True):

@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 
 from radixkv.executor import CHANGES, Arena, Executor, take_batch
-from radixkv.lanes import Lane, Lanes
+from radixkv.lanes import UNBOUNDED, Lane, Lanes
 from radixkv.layout import KVLayout
 from radixkv.plan import Done, LoadPlan, Outcome, Plan, ReadPlan, StorePlan, WritePlan
 from radixkv.protocols import Device, Tier
@@ -56,6 +56,10 @@ class ThreadMover:
     def submit(self, plan: Plan) -> bool:
         """Queue a plan. False: refused, because stores or writes are at their bound, or the mover is closed."""
         return self._lanes.submit(plan)
+
+    def room(self, kind: type[Plan]) -> int:
+        """Plans of ``kind`` that ``submit`` would take now."""
+        return self._lanes.room(kind)
 
     def completed(self) -> list[Done]:
         """What has ended since the last call, in order of ending. Never blocks."""
@@ -101,6 +105,10 @@ class PlanningMover:
             self._ended.append(Done(plan.id, Outcome.OK))
         return not self._closed
 
+    def room(self, kind: type[Plan]) -> int:
+        """No bound, until closed."""
+        return 0 if self._closed else UNBOUNDED
+
     def completed(self) -> list[Done]:
         """What has ended since the last call, in order of ending."""
         ended, self._ended = self._ended, []
@@ -136,7 +144,7 @@ class ManualMover:
         self.executor = Executor(layout=layout, device=device, host=host, staging=staging, disk=disk)
         self.plans: list[Plan] = []
         self.refuse: set[type] = set()
-        self._bounds = {StorePlan: queue_chunks, WritePlan: queue_chunks}
+        self._bounds: dict[type, int] = {StorePlan: queue_chunks, WritePlan: queue_chunks}
         self._lock = threading.Lock()
         self._done: list[Done] = []
         self._closed = False
@@ -146,11 +154,15 @@ class ManualMover:
         """Queue a plan. False: refused."""
         kind = type(plan)
         with self._lock:
-            held = sum(type(queued) is kind for queued in self.plans)
-            if self._closed or kind in self.refuse or held >= self._bounds.get(kind, held + 1):
+            if not self.room(kind):
                 return False
             self.plans.append(plan)
         return True
+
+    def room(self, kind: type[Plan]) -> int:
+        """Plans of ``kind`` that ``submit`` would take now."""
+        held = sum(type(queued) is kind for queued in self.plans)
+        return 0 if self._closed or kind in self.refuse else max(0, self._bounds.get(kind, UNBOUNDED) - held)
 
     def finish(self, index: int = 0, outcome: Outcome | None = None) -> Done:
         """End the queued plan ``index``: carry it out, or, with an outcome given, only say that it ended so."""

@@ -39,7 +39,10 @@ class Device(Protocol):
     """Owner of the page tensors. Buffers are planar and as long as ``tokens`` x ``layout.token_bytes``."""
 
     def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:
-        """Queue a copy of whole pages on ``stream`` (copy-on-write). None: the copy has already happened."""
+        """Queue a copy of whole pages on ``stream`` (copy-on-write). None: the copy has already happened.
+
+        Called under the cache's lock, so it must not wait for the device: it launches, and its fence says the rest.
+        """
         ...
 
     def pack(self, pages: PageIds, tokens: int, into: memoryview) -> None:
@@ -61,6 +64,10 @@ class Mover(Protocol):
         """Queue a plan. False: refused (its lane is full or closed); nothing will happen. Loads and reads are never
         refused while open.
         """
+        ...
+
+    def room(self, kind: type[Plan]) -> int:
+        """Plans of ``kind`` that ``submit`` would take now."""
         ...
 
     def completed(self) -> list[Done]:

@@ -58,7 +58,6 @@ class Stores:
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
         self.lane_full = False  # the store lane refused the last copy
-        self.spills = 0  # staging buffers now used by chunks on their way from the device to disk
 
     @property
     def active(self) -> bool:
@@ -232,10 +231,12 @@ class Stores:
         for reads.
         """
         core, residency, parent = self.core, self.residency, record.parent
-        if self.spills >= max(1, core.staging.chunks // 2):
+        if self.writes.spilling >= max(1, core.staging.chunks // 2):
             return Result.REFUSED
         if parent is not None and not parent.tiers[DISK].state and not self.writes.write(parent):
             return Result.REFUSED if parent.tiers[HOST].state is State.WRITING else Result.FULL
+        if not self.writes.lane_room:  # the copy would be in vain
+            return Result.REFUSED
         slot = core.staging.take(core.staging.units(tokens))
         if slot is None:
             return Result.REFUSED
@@ -243,7 +244,7 @@ class Stores:
             plan = self._copy(record, pages, tokens, slot, staging=True)
             if plan:
                 record.tiers[DISK].plan = plan
-                self.spills += 1
+                self.writes.spilling += 1
                 return Result.STORED
             residency.unreserve(record)
             core.staging.free(slot)
@@ -263,7 +264,7 @@ class Stores:
         else:
             core.counters.store_refused += 1
         if plan.staging:
-            self.spills -= 1
+            self.writes.spilling -= 1
             core.staging.unpin(plan.slot)
             wanted = record.tiers[DISK].plan == plan.id  # not dropped meanwhile
             if wanted and not ok:

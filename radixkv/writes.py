@@ -25,6 +25,7 @@ class Writes:
         self.tree = residency.tree
         self.room = Room(residency)
         self.dirty: deque[ChunkRecord] = deque()  # readable in the host, not yet offered to disk, oldest first
+        self.spilling = 0  # copies from the device to staging under way: each is followed by a write
         self.flushing = 0  # flushes under way: until they end no host chunk without a disk copy is given up
         residency.on_ready.append(self._came)
 
@@ -94,11 +95,19 @@ class Writes:
             return True
         return record.refused_at >= 0 and self.tree.record_use(record) <= record.refused_at
 
+    @property
+    def lane_room(self) -> bool:
+        """Whether the writer lane takes another write, beside those that spills will bring."""
+        return self.core.mover.room(WritePlan) > self.spilling
+
     def reserve(self, record: ChunkRecord) -> bool:
         """Room, and a place below its parent, for a record that is to be written. False: refused and counted."""
         core, residency, stored = self.core, self.residency, self.residency.stored
         assert core.disk is not None
         if self.unwanted(record):
+            return False
+        if not self.lane_room:  # before anything gives way to it
+            core.counters.write_refused += 1
             return False
         if record.key is None:
             parent, data = self.tree.storage_parent(record), self.tree.record_tokens(record)

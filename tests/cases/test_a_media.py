@@ -225,3 +225,36 @@ def test_bad_spans_change_nothing(drive: Drive, media: list[Span]) -> None:
 def test_bad_values_of_a_span(values: tuple[int, int, str]) -> None:
     with pytest.raises(InvalidTokens):
         Span(*values)
+
+
+def test_a9_prefetch_demote_and_promote_know_media(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    tokens = [*picture(), 1]
+    h1, h2 = [Span(40, 64, "h1")], [Span(40, 64, "h2")]
+    d.run(tokens[:-1], media=h1)
+    d.drain()
+    d.cache.clear(tier="host")
+    assert d.cache.demote(NS, tokens[:-1], media=h2) == 0, "another picture's chunks are not these"
+    assert d.cache.demote(NS, tokens[:-1], "disk", h1) == 2
+    d.only_disk()
+    d.check()
+    for media in (h2, ()):
+        job = d.cache.prefetch(NS, tokens, media=media)
+        assert job.wanted_tokens == 48 and not job.poll(), "up to the page the picture begins on"
+        job.cancel()
+        d.drain()
+        d.cache.clear(tier="host")
+    job = d.cache.prefetch(NS, tokens, media=h1)
+    d.drain()
+    assert job.poll() and (job.wanted_tokens, job.moved_tokens) == (128, 128)
+    assert d.look(tokens, media=h1) == (0, 128, 128) and d.look(tokens, media=h2)[1] == 40
+    assert d.cache.promote(NS, tokens, [Span(40, 64, None)]) == 40
+    d.drain()
+    assert d.look(tokens, media=h1)[0] == 32, "the part page went with the job that brought it"
+    assert d.cache.promote(NS, tokens, h1) == 96
+    d.drain()
+    assert d.look(tokens, media=h1)[0] == 128
+    d.check()
+    for verb in (d.cache.prefetch, d.cache.promote, d.cache.demote):
+        with pytest.raises(InvalidTokens, match="media span"):
+            verb(NS, tokens, media=[Span(100, 64, "h")])

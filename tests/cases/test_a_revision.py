@@ -3,14 +3,19 @@ go on."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from radixkv import Namespace
 from radixkv.plan import DeletePlan
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, NS, LoadPlan, Outcome, ReadPlan, StorePlan, WritePlan, prompt
+from tests.harness.driver import DISK, NS, Driver, LoadPlan, Outcome, ReadPlan, StorePlan, WritePlan, prompt
+from tests.tiers.process import ROOT, command
 
 OTHER = Namespace("other")
 
@@ -186,3 +191,42 @@ def test_a27_deletes_that_fail(drive: Drive, way: str) -> None:
     assert d.look(prompt(151)) == (0, 0, 0)
     assert d.run(prompt(151)) == 0
     d.check()
+
+
+def bump_and_die(folder: str, every: str) -> None:
+    """Store prompts, replace the weights, and be killed the moment the cache says that it knows."""
+    driver = Driver(Path(folder), disk_bytes=DISK, threads=True)
+    for kind in range(40):
+        driver.run_threaded(prompt(100, kind))
+    driver.drain()
+    assert driver.cache.flush(60.0) == 0
+    print(driver.stats.disk_chunks, flush=True)
+    cleared = driver.cache.bump_revision(None if every else NS)
+    assert cleared.kept_disk_chunks == 0
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("every", ["", "all"], ids=["one_namespace", "all"])
+def test_a27_killed_right_after_a_new_revision(tmp_path: Path, every: str) -> None:
+    call = command("tests.cases.test_a_revision", "bump_and_die", str(tmp_path), every)
+    child = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == -signal.SIGKILL and int(child.stdout) > 40, child.stderr
+    driver = Driver(tmp_path, disk_bytes=DISK)
+    assert [driver.look(prompt(100, kind)) for kind in range(40)] == [(0, 0, 0)] * 40
+    assert driver.stats.disk_used_bytes == 0
+    driver.check()
+    driver.close()
+
+
+def test_a27_rows_that_cannot_be_deleted_are_told(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(100))
+    d.mover.refuse = {DeletePlan}
+    d.replace_weights(NS)
+    assert d.cache.bump_revision(NS).kept_disk_chunks == 2
+    assert d.cache.flush(1.0) == 2, "still there"
+    d.mover.refuse = set()
+    assert d.look(prompt(101)) == (0, 0, 0)
+    d.flush()
+    d.restart()
+    assert d.look(prompt(101)) == (0, 0, 0) and d.stats.disk_chunks == 0

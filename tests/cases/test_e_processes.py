@@ -73,6 +73,12 @@ def in_child(driver: Driver, session: Any, job: Any) -> None:
         except WrongProcess as error:
             answers[name] = "refused" if "another process" in str(error) else str(error)
     assert set(answers.values()) == {"refused"}, answers
+    for block in (driver.cache, session.lease):
+        with pytest.raises(KeyError, match="the body's own") as raised, block:
+            raise KeyError("the body's own")
+        assert raised.value.__context__ is None
+    with driver.cache, session.lease:
+        pass  # leaving the block closes nothing of the parent's
     driver.sessions.clear()
     del session
     gc.collect()  # a finaliser in the child must touch nothing either
