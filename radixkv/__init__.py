@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from radixkv.errors import StoreLocked as StoreLocked
     from radixkv.errors import WrongProcess as WrongProcess
     from radixkv.groups import CacheGroup as CacheGroup
+    from radixkv.holding import Hit as Hit
     from radixkv.keys import Namespace as Namespace
     from radixkv.layout import KVLayout as KVLayout
     from radixkv.lease import Lease as Lease
-    from radixkv.loading import Hit as Hit
     from radixkv.match import Match as Match
     from radixkv.media import Span as Span
     from radixkv.prefetch import Job as Job
@@ -50,7 +50,7 @@ _EXPORTS = {
     "Namespace": "keys",
     "Cache": "cache",
     "Lease": "lease",
-    "Hit": "loading",
+    "Hit": "holding",
     "Match": "match",
     "Span": "media",
     "Job": "prefetch",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
 from radixkv.holding import Said
-from radixkv.keys import Namespace
+from radixkv.keys import Namespace, check_signs
 from radixkv.lease import Lease
-from radixkv.loading import Purpose
+from radixkv.loading import Purpose, begin, usable
 from radixkv.match import Found, find
 from radixkv.node import Node, Root, Tail
 from radixkv.plane import EAGER_STORES, Plane
+from radixkv.types import Tokens
 
 
 def acquire(
@@ -20,39 +21,55 @@ def acquire(
     reserve: int,
     purpose: Purpose = Purpose.REQUEST,
     said: Said | None = None,
+    unchecked: Tokens | None = None,
 ) -> Lease:
-    """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. Raises
-    OutOfPages, taking nothing.
+    """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. unchecked: the
+    prompt where its signs have not been looked at. Raises OutOfPages or InvalidTokens, taking nothing.
     """
     core, tree = plane.core, plane.tree
     plane.drain()
-    root = tree.root(namespace, core.storage)
+    root = tree.peek(namespace, core.storage)
+    if unchecked is not None and (root is None or core.media):
+        check_signs(unchecked)
+        unchecked = None
+    if root is None or root.namespace is None:
+        root = tree.root(namespace, core.storage)
     known = key if said is None or said.limit is None else key[: 4 * said.limit]
     found = find(tree, root, known, core.config.policy.min_partial_tokens)
-    covered = found.device_tokens(tree.page_tokens)
+    if unchecked is not None:
+        check_signs(unchecked, found.pages * tree.page_tokens)
+    device = covered = found.device_tokens(tree.page_tokens)
     parts: list[Part] = []
     if tree.n_records and covered < len(known) >> 2:
         parts, covered = cover(plane.residency, root, found, known, covered)
         if parts:
             found.partial, found.partial_tokens = None, 0
-    lease = Lease(plane, root, namespace, key, said)
-    device_tokens = found.device_tokens(tree.page_tokens)
-    lease.adopt(*_take_path(plane, root, found), device_tokens=device_tokens, covered=covered, purpose=purpose)
+            device = found.device_tokens(tree.page_tokens)
+    tokens = len(key) >> 2
+    cached = usable(tokens, covered, purpose)
+    node, depth, ids = _take_path(plane, root, found)
+    lease = Lease(plane, root, namespace, key, said, node, depth, ids, device, covered, cached)
     plane.opened(lease)
-    try:
-        lease.take_plan(parts, reserve)
-    except OutOfPages:
-        lease.abandon()
-        raise
+    if parts or reserve:
+        try:
+            begin(lease, parts, reserve, purpose)
+        except OutOfPages:
+            lease.abandon()
+            raise
     counters = core.counters
     if purpose is Purpose.REQUEST:
         root.uses.queries += 1
-        root.uses.queried_tokens += lease.prompt_tokens
+        root.uses.queried_tokens += tokens
+        if not parts:
+            root.uses.device_hit_tokens += min(device, cached)
     elif purpose is Purpose.RESUME:
         counters.resumed_queries += 1
-        counters.resumed_tokens += lease.prompt_tokens
+        counters.resumed_tokens += tokens
+        if not parts:
+            counters.resumed_hit_tokens += cached
     counters.shared_pages += found.device_pages + (found.partial is not None)
-    plane.stores.offer(EAGER_STORES)
+    if plane.stores.jobs:
+        plane.stores.offer(EAGER_STORES)
     return lease
 
 
@@ -72,7 +89,7 @@ def stamp(plane: Plane, found: Found) -> None:
 def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes]:
     """Stamp the matched part, and take hold of it and of a partly common page.
 
-    Returns the node and depth to pin at, and the page ids (bytes) of the block table.
+    Returns the node and depth of the pin taken, and the page ids (int32 bytes) of the block table.
     """
     ids = found.page_ids()
     stamp(plane, found)

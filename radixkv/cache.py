@@ -95,28 +95,34 @@ class Cache:
         """
         self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
-        n = len(prompt)
-        with self._lock:
-            plane = self._plane
+        limit = n = len(prompt)
+        plane = self._plane
+        core, tree = plane.core, plane.tree
+        size = tree.page_tokens
+        with plane.lock:
             self._check_open()
-            if not checked and (media or plane.core.media):
+            if not checked and (media or core.media):
                 check_signs(prompt)
                 checked = True
-            key, limit = plane.core.media.key(prompt, media) if media else (prompt.tobytes(), n)
-            if limit < n:
+            root = tree.peek(namespace, core.storage)
+            if media:
+                key, limit = core.media.key(prompt, media)
                 key = key[: 4 * limit]
-            root = plane.tree.peek(namespace, plane.core.storage)
+            else:
+                key = prompt[:size].tobytes()
+                if root is not None and root.children and key in root.children:
+                    key = prompt.tobytes()  # else it leaves the tree in its first page, and the rest is not looked at
             if root is None or not limit:
                 if not checked:
                     check_signs(prompt)
                 return Match(0, 0, 0, 0, 0)
-            found = find(plane.tree, root, key, plane.core.config.policy.min_partial_tokens)
+            found = find(tree, root, key, core.config.policy.min_partial_tokens)
             if not checked:
-                check_signs(prompt, found.pages * plane.tree.page_tokens)
-            device = host = covered = found.device_tokens(plane.tree.page_tokens)
-            if plane.tree.n_records and device < limit:
+                check_signs(prompt, found.pages * size)
+            device = host = covered = found.device_tokens(size)
+            if tree.n_records and device < limit:
                 parts, covered = cover(plane.residency, root, found, key, device)
-                host = host_tokens(parts, found, plane.tree.page_tokens, device, covered)
+                host = host_tokens(parts, found, size, device, covered)
         return Match(device, host, covered, covered, min(covered, n - 1))
 
     def acquire(
@@ -138,12 +144,15 @@ class Cache:
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
         self._check_namespace(namespace)
-        prompt = as_tokens(tokens)
-        with self._lock:
+        prompt, checked = plain_tokens(tokens)
+        purpose = Purpose.RESUME if resume else Purpose.REQUEST
+        with self._plane.lock:
             self._check_open()
-            purpose = Purpose.RESUME if resume else Purpose.REQUEST
             if not media:
-                return acquire(self._plane, namespace, prompt.tobytes(), reserve_tokens, purpose)
+                unchecked = None if checked else prompt
+                return acquire(self._plane, namespace, prompt.tobytes(), reserve_tokens, purpose, unchecked=unchecked)
+            if not checked:
+                check_signs(prompt)
             key, limit = self._plane.core.media.key(prompt, media)
             said = Said(prompt.tobytes(), limit if limit < len(prompt) else None)
             return acquire(self._plane, namespace, key, reserve_tokens, purpose, said)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from radixkv.coverage import Part
 from radixkv.keys import Namespace
 from radixkv.node import Node, Root
 from radixkv.plane import Plane
 from radixkv.protocols import Fence
-from radixkv.types import PageIds
+from radixkv.types import PageIds, PageIndex
 
 NO_PAGES: PageIds = np.empty(0, np.int32)
 
@@ -23,7 +24,7 @@ class Held:
     node: Node
     depth: int
     table: PageIds
-    pages: tuple[PageIds, ...]
+    pages: tuple[PageIds | PageIndex, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,46 +37,111 @@ class Said:
     limit: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Tokens a lease took from each tier; they sum to its cached_tokens."""
+
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+
+
+class Arriving(Protocol):
+    """What outer tiers have yet to bring for a lease: a ``loading.Load``."""
+
+    parts: list[Part]
+
+    def hit(self) -> Hit:
+        """Where the cached tokens come from, as far as known."""
+        ...
+
+    def give_up(self) -> None:
+        """What has not been read yet is left for compute."""
+        ...
+
+    def drop(self) -> None:
+        """The lease closes before it has settled."""
+        ...
+
+
 class Holding:
     """Pages up to ``_depth`` are the tree's, protected by one pin at (``_node``, ``_depth``); those of the block table
     past it, duplicates of pages the tree already had, and reserved pages are held by ref count.
+
+    Fields with an underscore are shared by the modules that make up a lease: this one, ``loading`` and ``lease``.
     """
 
     __slots__ = (
         "__weakref__",
         "_base",
         "_depth",
+        "_device_tokens",
         "_duplicates",
         "_entries",
+        "_have",
+        "_hit",
         "_key",
+        "_load",
+        "_matched",
         "_node",
         "_plane",
-        "_said",
         "_root",
+        "_said",
         "_spare",
         "_table",
         "_tokens",
+        "cached_tokens",
         "closed",
+        "committed",
+        "length",
         "namespace",
         "prompt_tokens",
     )
 
-    def __init__(self, plane: Plane, root: Root, namespace: Namespace, key: bytes, said: Said | None = None) -> None:
-        self._plane = plane
-        self._said = said
-        self._root = root
-        self._key = key  # the prompt's tokens
-        self._node: Node = root
-        self._depth = 0
-        self._table = NO_PAGES
-        self._entries = 0  # of the table in use
-        self._duplicates: list[PageIds] = []
-        self._spare = NO_PAGES
-        self._base = 0  # first token in _tokens: that of the page that holds token `committed`, or before
-        self._tokens = bytearray()
-        self.namespace = namespace
-        self.prompt_tokens = len(key) >> 2
+    def __init__(
+        self,
+        plane: Plane,
+        root: Root,
+        namespace: Namespace,
+        key: bytes,
+        said: Said | None,
+        node: Node,
+        depth: int,
+        ids: bytes,
+        device_tokens: int,
+        covered: int,
+        cached: int,
+    ) -> None:
+        """key: the prompt's tokens. node, depth: of its pin, which is taken. ids: of the pages (int32) that it starts
+        with, and device_tokens: what of the prompt they hold. covered: tokens that all tiers together have; cached:
+        those of them it need not compute.
+        """
         self.closed = False
+        self._plane = plane
+        self._root = root
+        self.namespace = namespace
+        self._key = key
+        self._said = said
+        self.prompt_tokens = len(key) >> 2
+        self._node = node
+        self._depth = depth
+        self._table: PageIds = np.frombuffer(ids, np.int32)
+        self._entries = len(ids) >> 2  # of the table in use
+        self._duplicates: tuple[PageIds, ...] = ()
+        self._spare: PageIds | PageIndex = NO_PAGES
+        self._device_tokens = device_tokens
+        self._have = covered  # tokens whose KV is there: one more than cached_tokens on a full hit
+        self._matched = covered  # tokens that were cached when the lease settled: not its to take back
+        self._load: Arriving | None = None  # until it has settled
+        self._hit: Hit | None = None  # known once a load has settled
+        self.cached_tokens = self.length = self.committed = cached
+        self._reset_tokens()
+
+    def _reset_tokens(self) -> None:
+        """``_tokens``: token bytes from ``_base``, where the page that holds token ``committed`` begins, or before."""
+        size = self._plane.tree.page_tokens
+        self._base = base = self.committed // size * size
+        self._tokens = self._key[4 * base : 4 * self.committed]
 
     @property
     def root(self) -> Root:
@@ -96,7 +162,7 @@ class Holding:
         table = self._table[: self._entries]
         return Held(self._node, self._depth, table, (table[self._depth :], *self._duplicates, self._spare))
 
-    def _extend(self, pages: PageIds) -> None:
+    def _extend(self, pages: PageIds | PageIndex) -> None:
         size = self._entries + len(pages)
         if size > len(self._table) or not self._table.flags.writeable:
             table = np.empty(size + max(8, size >> 3), np.int32)
@@ -105,22 +171,27 @@ class Holding:
         self._table[self._entries : size] = pages
         self._entries = size
 
-    def _take(self, count: int) -> PageIds:
+    def _take(self, count: int, fill: int) -> PageIds | PageIndex:
         """Pages for new tokens: reserved ones first. All or nothing."""
         spare, plane = self._spare, self._plane
         fresh = count - len(spare)
         if fresh <= 0:
             self._spare = spare[count:]
+            plane.pool.fill[spare[:count]] = fill
             return spare[:count]
         plane.drain()
         plane.core.reserve(fresh)
-        pages = plane.pool.take(fresh)
+        pages = plane.pool.take(fresh, fill)
+        if not len(spare):
+            return pages
         self._spare = NO_PAGES
-        return np.concatenate((spare, pages)) if len(spare) else pages
+        plane.pool.fill[spare] = fill
+        return np.concatenate((spare.astype(np.intp), pages))
 
-    def _copy_page(self, entry: int, offset: int, fresh: PageIds, stream: Any) -> None:
+    def _copy_page(self, entry: int, offset: int, target: PageIds | PageIndex, stream: Any) -> None:
         """Copy-on-write of the page at ``entry``, of which ``offset`` tokens are ours."""
         core, pool = self._plane.core, self._plane.pool
+        fresh = target.astype(np.int32)
         old = self._table[entry : entry + 1].copy()
         fence = core.device.copy_pages(old, fresh, stream)
         if fence is not None:
@@ -144,24 +215,23 @@ class Holding:
         tree, pool = plane.tree, plane.pool
         start = 4 * (depth * tree.page_tokens - self._base)
         stop = 4 * (upto * tree.page_tokens - self._base)
-        own = self._table[depth:upto].copy()
-        node, kept = tree.insert(self._node, depth, bytes(self._tokens[start:stop]), own)
-        assert kept is not None
-        ours = own == kept
-        if ours.all():
-            pool.release(own)
+        own = self._table[depth:upto].astype(np.intp)
+        node, kept = tree.insert(self._node, depth, self._tokens[start:stop], own)
+        if kept is None or kept is own:
+            pool.hand_over(own)
         else:
-            pool.release(own[ours])
+            theirs = own != kept
+            pool.release(own[~theirs])
             if swap:
-                pool.release(own[~ours])
+                pool.release(own[theirs])
                 self._table[depth:upto] = kept
-            else:
-                self._duplicates.append(own[~ours])
-                plane.core.counters.duplicate_pages += int((~ours).sum())
+            elif theirs.any():
+                self._duplicates += (self._table[depth:upto][theirs],)
+                plane.core.counters.duplicate_pages += int(theirs.sum())
         node.pin(upto)
         tree.unpin(self._node, depth)
         self._node, self._depth = node, upto
-        del self._tokens[:stop]
+        self._tokens = self._tokens[stop:]
         self._base = upto * tree.page_tokens
         if upto // tree.chunk_pages > depth // tree.chunk_pages:
             plane.stores.add(node, upto, None)
@@ -174,12 +244,16 @@ class Holding:
         self._node, self._depth = target, depth
 
     def _give_back(self) -> None:
-        plane = self._plane
-        for pages in (self._table[self._depth : self._entries], *self._duplicates, self._spare):
-            if len(pages):
-                plane.pool.release(pages.copy())
-        plane.tree.unpin(self._node, self._depth)
-        plane.tree.forget_root(self._root)
+        plane, depth = self._plane, self._depth
+        if self._entries > depth:
+            plane.pool.release(self._table[depth : self._entries])
+        for pages in self._duplicates:
+            plane.pool.release(pages)
+        if len(self._spare):
+            plane.pool.release(self._spare)
+        plane.tree.unpin(self._node, depth)
+        if not self._root.children:
+            plane.tree.forget_root(self._root)
 
     def _fence_rest(self, fence: Fence) -> None:
         """The last work may still touch any page of the table: none goes to another owner before the fence, and the one

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from radixkv.coverage import Part
 from radixkv.cut import cut
 from radixkv.errors import InvalidTokens, LeaseClosed, LeaseNotSettled, RadixKVError
-from radixkv.holding import NO_PAGES
-from radixkv.keys import as_tokens
-from radixkv.loading import Loading
+from radixkv.holding import NO_PAGES, Hit, Holding
+from radixkv.keys import check_signs, plain_tokens
 from radixkv.plane import EAGER_STORES
 from radixkv.protocols import Fence
 from radixkv.types import Slots
@@ -20,7 +20,7 @@ WAIT_S = 0.02
 """Longest sleep of ``wait`` between looks: another thread may have applied the completion it waits for."""
 
 
-class Lease(Loading):
+class Lease(Holding):
     """Made by ``Cache.acquire``; belongs to one thread at a time. A context manager that closes it."""
 
     __slots__ = ()
@@ -35,18 +35,48 @@ class Lease(Loading):
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True):
+        if not self.closed:
             self._plane.dropped.append(self)  # closed, and counted, when the cache next drains
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "settled" if self.settled else "loading"
         return f"<Lease {state}, {self.length} tokens, {self.cached_tokens} cached, {self._entries} pages>"
 
+    @property
+    def settled(self) -> bool:
+        """Every byte it needs is in host memory or on the device, and verified: ``cached_tokens`` is final."""
+        with self._plane.lock:  # another thread may be settling it: the block table changes after the last part
+            return self._load is None
+
+    @property
+    def ready(self) -> bool:
+        """Settled, and no load still writes a page of the block table: ``wait`` would return at once."""
+        pool = self._plane.pool
+        with self._plane.lock:
+            return self._load is None and not (pool.n_incoming and pool.incoming[self._table[: self._entries]].any())
+
+    @property
+    def hit(self) -> Hit:
+        """Where the cached tokens came from; provisional until settled."""
+        with self._plane.lock:
+            if self._load is not None:
+                return self._load.hit()
+            return self._hit or Hit(min(self._device_tokens, self.cached_tokens))
+
+    @property
+    def loading_tokens(self) -> int:
+        """Covered tokens that the device did not have at ``acquire``."""
+        return max(0, self._have - self._device_tokens)
+
+    def plan_parts(self) -> list[Part]:
+        """The parts of the load plan that is under way."""
+        return [] if self._load is None else list(self._load.parts)
+
     def poll(self) -> bool:
         """Apply finished work; whether the lease has settled. Never blocks."""
         with self._plane.lock:
             self._plane.drain()
-            return not self._pending
+            return self._load is None
 
     def wait(self, stream: Any = None, layer: int | None = None) -> None:
         """Block, without the lock, until settled and loaded; then work on ``stream`` sees the pages.
@@ -64,9 +94,9 @@ class Lease(Loading):
                 if self.ready:
                     return
                 left = deadline - core.clock()
-                if left <= 0 and self._pending:
+                if left <= 0 and self._load is not None:
                     core.counters.load_failures += 1
-                    self._shorten(next(i for i, part in enumerate(self._parts) if part.pending))
+                    self._load.give_up()
                     deadline = core.clock() + core.config.policy.load_timeout_s  # verified bytes only need their copy
                     continue
             if left <= 0:
@@ -103,25 +133,25 @@ class Lease(Loading):
             copy = n > skip and entry < self._entries and int(pool.fill[self._table[entry]]) > offset
             if n > skip and pool.n_incoming and entry < self._entries and pool.incoming[self._table[entry]]:
                 raise LeaseNotSettled("a load still writes the page this append goes on: call wait first")
-            need = max(0, -(-end // size) - self._entries) + copy
+            last, old = -(-end // size), self._entries
+            need = max(0, last - old) + copy
             if need:
-                pages = self._take(need)
+                pages = self._take(need, size)
                 if copy:
                     self._copy_page(entry, offset, pages[:1], stream)
                 self._extend(pages[1:] if copy else pages)
             self.length = end
             if n == skip:
                 return np.full(n, -1, np.int64)
-            last = -(-end // size)
-            touched = self._table[entry:last]
-            pool.fill[touched[:-1]] = size
-            pool.fill[touched[-1]] = max(int(pool.fill[touched[-1]]), end - (last - 1) * size)
-            if n - skip == 1:
-                slots = np.array([int(touched[0]) * size + offset], np.int64)
-            else:
-                slots = (touched[:, None].astype(np.int64) * size + np.arange(size)).reshape(-1)[
-                    offset : offset + n - skip
-                ]
+            touched = self._table[entry:last].astype(np.int64)
+            left = end - (last - 1) * size  # tokens of the last page; all new pages are marked full so far
+            if entry < old:
+                page, fill = touched.item(0), size if len(touched) > 1 else left
+                if pool.fill.item(page) < fill:
+                    pool.fill[page] = fill
+            if len(touched) > 1 or entry >= old:
+                pool.fill[touched.item(-1)] = left
+            slots = (touched[:, None] * size + self._plane.offsets).reshape(-1)[offset : offset + n - skip]
             return np.concatenate((np.full(skip, -1, np.int64), slots)) if skip else slots
 
     def truncate(self, n: int) -> None:
@@ -158,20 +188,21 @@ class Lease(Loading):
         Raises ValueError past what was appended; InvalidTokens for a bad token, or one that is not the prompt's;
         LeaseNotSettled; LeaseClosed.
         """
-        array = as_tokens(tokens)
+        array, checked = plain_tokens(tokens)
         plane = self._plane
         with plane.lock:
             self._check_open()
             first, last = self.committed, self.committed + len(array)
+            if not checked and last > self.prompt_tokens:  # what equals the prompt is as good as that
+                check_signs(array)
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
-            data = array.tobytes()
-            data = self._check_prompt(data, first)
+            data = self._check_prompt(array.tobytes(), first)
             plane.drain()
             if last == first:
                 return
             size = plane.tree.page_tokens
-            self._tokens += data
+            self._tokens = self._tokens + data if self._tokens else data
             self.committed = last
             if fence is not None and not fence.done():
                 plane.core.add_fence(fence, self._table[first // size : -(-last // size)].copy())
@@ -205,16 +236,15 @@ class Lease(Loading):
         plane = self._plane
         with plane.lock:
             self._check_open()
-            twin = Lease(plane, self._root, self.namespace, self._key, self._said)
-            twin._node = self._node.at(self._depth)
-            twin._depth = self._depth
-            twin._node.pin(twin._depth)
-            twin._table = self._table[: self._entries].copy()
-            twin._entries = self._entries
-            twin._duplicates = list(self._duplicates)
-            twin._have, twin._base, twin._tokens = self._have, self._base, bytearray(self._tokens)
-            twin._device_tokens, twin._hit, twin._matched = self._device_tokens, self._hit, self._matched
-            twin.cached_tokens, twin.length, twin.committed = self.cached_tokens, self.length, self.committed
+            node = self._node.at(self._depth)
+            node.pin(self._depth)
+            ids = self._table[: self._entries].tobytes()
+            device, have, cached = self._device_tokens, self._have, self.cached_tokens
+            prompt = plane, self._root, self.namespace, self._key, self._said
+            twin = Lease(*prompt, node, self._depth, ids, device, have, cached)
+            twin._duplicates, twin._base, twin._tokens = self._duplicates, self._base, self._tokens
+            twin._hit, twin._matched = self._hit, self._matched
+            twin.length, twin.committed = self.length, self.committed
             for pages in (twin._table[twin._depth :], *twin._duplicates):
                 plane.pool.retain(pages)
             plane.opened(twin)
@@ -236,29 +266,38 @@ class Lease(Loading):
             self.closed = True
             plane.ended(self)
             plane.drain()
-            loading = self._pending > 0
-            if loading:
-                self._drop_plan()
+            loading, end = self._load is not None, self.committed
+            if keep is not None:
+                end = min(max(keep, self._matched), end)
+            if self._load is not None:
+                self._load.drop()
             else:
-                self._end(self.committed if keep is None else min(max(keep, self._matched), self.committed), fence)
+                self._end(end, fence)
             self._give_back()
-            if keep is not None and not loading and max(keep, self._matched) < self.committed:
-                tokens = bytes(self._tokens[4 * (self._depth * plane.tree.page_tokens - self._base) :])
-                upper = cut(plane.residency, self._node, self._depth, tokens, max(keep, self._matched))
+            if end < self.committed and not loading:
+                tokens = self._tokens[4 * (self._depth * plane.tree.page_tokens - self._base) :]
+                upper = cut(plane.residency, self._node, self._depth, tokens, end)
                 if upper is not None and upper.tails:
                     plane.stores.add(upper, upper.end, upper.tails[-1].edge)
-            self._table, self._entries, self._spare, self._duplicates = NO_PAGES, 0, NO_PAGES, []
-            plane.stores.offer(EAGER_STORES)
+            self._table, self._entries, self._spare, self._duplicates = NO_PAGES, 0, NO_PAGES, ()
+            if plane.stores.jobs:
+                plane.stores.offer(EAGER_STORES)
+
+    def abandon(self) -> None:
+        """Give everything back and publish nothing: the acquire that made this lease fails."""
+        self.closed = True
+        self._plane.ended(self)
+        self._give_back()
 
     def _end(self, end: int, fence: Fence | None) -> None:
         plane = self._plane
-        end = self._known(end)
         size, tree = plane.tree.page_tokens, plane.tree
         if fence is not None and not fence.done():
             self._fence_rest(fence)
+        end = self._known(end)
         left = end - self._depth * size
         start = 4 * (self._depth * size - self._base)
-        tail = bytes(self._tokens[start : start + 4 * left]) if left > 0 else b""
+        tail = self._tokens[start : start + 4 * left] if left > 0 else b""
         if tail and self._depth < self._entries and len(tail) < tree.page_bytes:
             tree.add_tail(self._node, self._depth, tail, int(self._table[self._depth]))
         if not plane.stores.active or left < 0:
@@ -272,5 +311,5 @@ class Lease(Loading):
     def _check_open(self, *, settled: bool = True) -> None:
         if self.closed:
             raise LeaseClosed("the lease is closed")
-        if settled and self._pending:
+        if settled and self._load is not None:
             raise LeaseNotSettled("the lease still waits for outer tiers: call wait or poll first")

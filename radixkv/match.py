@@ -34,11 +34,16 @@ class Found:
 
     __slots__ = ("device_pages", "extra", "pages", "partial", "partial_tokens", "path", "resident", "within")
 
-    def __init__(self, path: list[Node], resident: int, pages: int, extra: int, within: int) -> None:
+    def __init__(self, path: list[Node], pages: int, extra: int, within: int) -> None:
         self.path = path
         self.pages = pages
         self.extra = extra
         self.within = within
+        resident = 0
+        for node in reversed(path):
+            if node.pages:  # what is above it is resident too
+                resident = node.start + (len(node.pages) >> 2)
+                break
         self.resident = resident
         self.device_pages = pages if pages < resident else resident
         self.partial: Node | Tail | None = None
@@ -58,10 +63,11 @@ class Found:
 def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) -> Found:
     """Walk ``key`` (token bytes) down from ``root``."""
     found = _walk(tree, root, key)
-    if found.device_pages == found.pages:
+    off = found.pages * tree.page_bytes
+    if found.device_pages == found.pages and off < len(key):
         last = found.path[-1] if found.path else root
         if found.within < 0:
-            found.partial_tokens, found.partial = _partial(tree, last, key, found.pages * tree.page_bytes)
+            found.partial_tokens, found.partial = _partial(tree, last, key, off)
         elif found.extra and found.resident > found.pages:
             found.partial_tokens, found.partial = found.extra, last
         if found.partial_tokens < min_partial_tokens:
@@ -72,23 +78,20 @@ def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) 
 def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
     size, n = tree.page_bytes, len(key)
     path: list[Node] = []
-    off = resident = 0
-    while off + size <= n:
+    off, last = 0, n - size
+    while off <= last:
         children = node.children
         child = children.get(key[off : off + size]) if children else None
         if child is None:
             break
         path.append(child)
-        resident += len(child.pages)
-        edge = child.edge
-        if key.startswith(edge, off):
-            off += len(edge)
-            node = child
-            continue
-        same = common_tokens(edge, 0, key, off, min(len(edge), n - off))
-        within = same // tree.page_tokens
-        return Found(path, resident >> 2, off // size + within, same - within * tree.page_tokens, within)
-    return Found(path, resident >> 2, off // size, 0, -1)
+        node = child
+        if not key.startswith(child.edge, off):
+            same = common_tokens(child.edge, 0, key, off, min(len(child.edge), n - off))
+            within = same // tree.page_tokens
+            return Found(path, off // size + within, same - within * tree.page_tokens, within)
+        off += len(child.edge)
+    return Found(path, off // size, 0, -1)
 
 
 def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, Tail | Node | None]:

@@ -8,6 +8,8 @@ import weakref
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from radixkv.core import Core, Flight
 from radixkv.errors import WrongProcess
 from radixkv.evict import evict
@@ -34,6 +36,7 @@ class Plane:
         self.core = core
         self.tree = core.tree
         self.pool = core.pool
+        self.offsets = np.arange(core.layout.page_tokens)  # of the slots of a page
         self.residency = Residency(core)
         self.writes = Writes(self.residency)
         self.loads = Loads(self.writes)
@@ -79,8 +82,9 @@ class Plane:
         if core.flights:
             core.land()
             self.loads.start_waiting()
-        for job in list(self.jobs):
-            job.advance()
+        if self.jobs:
+            for job in list(self.jobs):
+                job.advance()
 
     def tick(self) -> None:
         """One turn of housekeeping: finished work, stores, write-ahead to disk, the low watermark."""

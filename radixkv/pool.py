@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.errors import OutOfPages
-from radixkv.types import PageIds
+from radixkv.types import PageIds, PageIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +64,33 @@ class PagePool:
         self.n_busy = self.n_incoming = 0  # holds now open: zero skips the array work
         self.n_cached = 0
 
-    def take(self, count: int) -> PageIds:
-        """``count`` free pages, private, ref 1, fill 0. Raises OutOfPages, changing nothing, when fewer are free."""
+    def take(self, count: int, fill: int = 0) -> PageIndex:
+        """``count`` free pages, private, ref 1. Raises OutOfPages, changing nothing, when fewer are free."""
         if self.free < count:
             raise OutOfPages(f"{count} pages wanted, {self.free} of {self.pages} free")
         self.free -= count
-        out = self.stack[self.free : self.free + count].copy()
-        if count == 1:  # a decode step's page border: one number costs a tenth of an index array of one
-            page = out.item(0)
-            self.ref[page] = 1
-            self.fill[page] = 0
-            return out
+        out = self.stack[self.free : self.free + count].astype(np.intp)
         self.ref[out] = 1
-        self.fill[out] = 0
+        self.fill[out] = fill
         return out
 
     def retain(self, pages: PageIds) -> None:
         """One more lease holds these pages (no id twice)."""
         self.ref[pages] += 1
 
-    def release(self, pages: PageIds) -> None:
+    def hand_over(self, pages: PageIndex) -> None:
+        """``release`` of pages that the tree has taken in: none of them becomes free."""
+        if len(pages) == 1:
+            self.ref[pages.item(0)] -= 1
+        else:
+            self.ref[pages] -= 1
+
+    def release(self, pages: PageIds | PageIndex) -> None:
         """One lease fewer holds these pages (no id twice); those that are nobody's now become free, or drain."""
         if len(pages) == 1:
             self.release_one(pages.item(0))
             return
+        pages = pages.astype(np.intp)
         left = self.ref[pages] - 1
         self.ref[pages] = left
         dead = pages[(left == 0) & ~self.cached[pages]]
@@ -115,29 +118,34 @@ class PagePool:
         self.n_cached -= 1
         return 0 if self.ref.item(page) else self._dead_one(page)
 
-    def enter(self, pages: PageIds) -> None:
+    def enter_one(self, page: int) -> None:
+        """``enter`` of one page."""
+        self.cached[page] = True
+        self.n_cached += 1
+
+    def enter(self, pages: PageIndex) -> None:
         """The tree takes these pages in; the holder's refs stay until it releases them."""
-        if len(pages) == 1:
-            self.cached[pages.item(0)] = True
-        else:
-            self.cached[pages] = True
+        self.cached[pages] = True
         self.n_cached += len(pages)
 
     def leave(self, pages: PageIds) -> int:
         """The tree gives these pages up. Returns how many are free now; the others are private or draining."""
-        self.cached[pages] = False
-        self.n_cached -= len(pages)
-        dead = pages[self.ref[pages] == 0]
-        return self._dead(dead) if len(dead) else 0
+        index = pages.astype(np.intp)
+        self.cached[index] = False
+        self.n_cached -= len(index)
+        ref = self.ref[index]
+        if len(ref) and ref.item(ref.argmax()):
+            index = index[ref == 0]
+        return self._dead(index) if len(index) else 0
 
-    def _dead(self, pages: PageIds) -> int:
+    def _dead(self, pages: PageIndex) -> int:
         self.loading[pages] = False
         if self.n_busy:
             pages = pages[self.busy[pages] == 0]  # the others drain: ``unhold`` frees them
         self._push(pages)
         return len(pages)
 
-    def _push(self, pages: PageIds) -> None:
+    def _push(self, pages: PageIds | PageIndex) -> None:
         self.stack[self.free : self.free + len(pages)] = pages
         self.free += len(pages)
 

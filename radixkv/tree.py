@@ -18,7 +18,7 @@ from radixkv.node import Node, Root, Tail, Uses, common_tokens
 from radixkv.paths import Paths
 from radixkv.policy import Policy, VictimQueue
 from radixkv.pool import PagePool
-from radixkv.types import PageIds
+from radixkv.types import PageIndex
 
 EDGE_TOKENS = 4096
 """Longest edge: growing, trimming and splitting stay bounded."""
@@ -184,20 +184,20 @@ class PrefixTree(Paths):
         return upper
 
     def insert(
-        self, hint: Node, depth: int, key: bytes, own: PageIds | None, now: int | None = None
-    ) -> tuple[Node, PageIds | None]:
+        self, hint: Node, depth: int, key: bytes, own: PageIndex | None, now: int | None = None
+    ) -> tuple[Node, PageIndex | None]:
         """Make ``key`` (whole pages that follow page ``depth`` at ``hint``) part of the tree, with ``own`` page ids
-        where it has none.
+        (of full pages) where it has none.
 
-        Returns the node that holds the last page, and the ids the tree has for these pages (None if ``own`` is: tokens
-        only, as restored from a disk index). now: the time to stamp, the next one by default. Where an id differs from
-        ``own``, the tree already had the content and keeps its page.
+        Returns the node that holds the last page, and the ids the tree has for these pages: ``own`` itself where all of
+        it was new (or None: tokens only, as restored from a disk index). now: the time to stamp, the next one by
+        default. Where an id differs from ``own``, the tree already had the content and keeps its page.
         """
         node = hint.at(depth)
         within, off, size = depth - node.start, 0, self.page_bytes
         if now is None:
             now = self.stamp()
-        kept = None if own is None else own.copy()
+        kept, ids, new = own, None if own is None else own.astype(np.int32).tobytes(), -1
         while off < len(key):
             if within < node.end - node.start:
                 limit = min(len(node.edge) - within * size, len(key) - off)
@@ -205,7 +205,9 @@ class PrefixTree(Paths):
                 if not same:
                     node = self.split(node, within)  # ours goes on beside this edge
                     continue
-                if kept is not None:
+                if own is not None and kept is not None:
+                    if kept is own:
+                        kept = own.copy()
                     self._adopt(node, within, key, off, kept[off // size : off // size + same])
                 within += same
             else:
@@ -213,13 +215,17 @@ class PrefixTree(Paths):
                 if child is not None:
                     node, within = child, 0
                     continue
-                node, same = self._grow(node, key, off, None if kept is None else kept[off // size :], now)
+                if new < 0:
+                    new = off // size  # all that follows is new to the tree
+                node, same = self._grow(node, key, off, ids, now)
                 within = node.end - node.start
             node.last_use = max(node.last_use, now)
             off += same * size
+        if own is not None and new >= 0:
+            self.pool.enter(own[new:])
         return node, kept
 
-    def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIds) -> None:
+    def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIndex) -> None:
         """``pages`` repeat known tokens from page ``within`` of ``node`` on: the tree's ids replace them where it has a
         device copy, and it takes them in where it has none.
         """
@@ -233,43 +239,35 @@ class PrefixTree(Paths):
             self._claim(node.parent, key, off)
         if not node.pages and node.parent is not None:
             self.count_resident(node.parent, 1)
-        node.pages += own.tobytes()
-        self._take_in(own)
+        node.pages += own.astype(np.int32).tobytes()
+        self.pool.enter(own)
 
-    def _grow(self, node: Node, key: bytes, off: int, own: PageIds | None, now: int) -> tuple[Node, int]:
-        """Lengthen a leaf in place, or give ``node`` a child. Returns the node and the pages added."""
+    def _grow(self, node: Node, key: bytes, off: int, ids: bytes | None, now: int) -> tuple[Node, int]:
+        """Lengthen a leaf in place, or give ``node`` a child, with ``key`` from ``off`` on and its part of the page
+        ``ids``, which the pool has yet to be told of. Returns the node and the pages added.
+        """
         size, full = self.page_bytes, node.end - node.start
-        if own is not None:
+        if ids is not None and node.tails:
             self._claim(node, key, off)
         in_place = (
             not node.children and not node.tails and node.parent is not None and full < self.edge_pages
-            and (own is None or node.resident == full)
+            and (ids is None or node.resident == full)
         )  # fmt: skip
         count = min((len(key) - off) // size, self.edge_pages - full if in_place else self.edge_pages)
         edge = key[off : off + count * size]
-        ids = b"" if own is None else own[:count].tobytes()
+        pages = b"" if ids is None else ids[off // size * 4 : (off // size + count) * 4]
         if in_place:
             node.edge += edge
-            node.pages += ids
+            node.pages += pages
             node.end += count
-        else:
-            child = Node(edge, ids, node, now, node.end, node.end + count)
-            if node.children is None:
-                node.children = {}
-            node.children[edge[:size]] = child
-            if own is not None:
-                self.count_resident(node, 1)
-            node = child
-        if own is not None:
-            self._take_in(own[:count])
-        return node, count
-
-    def _take_in(self, pages: PageIds) -> None:
-        self.pool.enter(pages)
-        if len(pages) == 1:
-            self.pool.fill[pages.item(0)] = self.page_tokens
-        else:
-            self.pool.fill[pages] = self.page_tokens
+            return node, count
+        child = Node(edge, pages, node, now, node.end, node.end + count)
+        if node.children is None:
+            node.children = {}
+        node.children[edge[:size]] = child
+        if pages:
+            self.count_resident(node, 1)
+        return child, count
 
     # tails
 
@@ -316,7 +314,7 @@ class PrefixTree(Paths):
             self.drop_tail(min(node.tails, key=_last_use))
         tail = Tail(edge, page, node, self.now)
         node.tails = [*(node.tails or ()), tail]
-        self.pool.enter(np.array([page], np.int32))
+        self.pool.enter_one(page)
         self.count_resident(node, 1)
         self.offer_victim(tail)
         if self.pool.ref[page] == 1:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixkv.errors import OutOfPages
 from radixkv.pool import PagePool
-from radixkv.types import PageIds
+from radixkv.types import PageIds, PageIndex
 from tests.state.budget import budget
 
 
@@ -40,6 +40,10 @@ def ids(pages: list[int]) -> PageIds:
     return np.array(pages, np.int32)
 
 
+def index(pages: list[int]) -> PageIndex:
+    return np.array(pages, np.intp)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Random orders of everything a tree, leases, copies and fences do to a pool."""
 
@@ -56,16 +60,16 @@ class PoolMachine(RuleBasedStateMachine):
         """Pages by state, or those some lease holds."""
         return [i for i, page in enumerate(self.model) if page.state == test or (test == "held" and page.refs)]
 
-    @rule(count=st.integers(0, 5), loading=st.booleans())
-    def take(self, count: int, loading: bool) -> None:
+    @rule(count=st.integers(0, 5), loading=st.booleans(), fill=st.integers(0, 16))
+    def take(self, count: int, loading: bool, fill: int) -> None:
         free = self.where("free")
         if count > len(free):
             with pytest.raises(OutOfPages):
                 self.pool.take(count)
             return
-        taken = self.pool.take(count)
+        taken = self.pool.take(count, fill)
         assert len(set(taken.tolist())) == count and set(taken.tolist()) <= set(free)
-        assert not self.pool.fill[taken].any(), "a fresh page has no fill"
+        assert (self.pool.fill[taken] == fill).all()
         self.pool.loading[taken] = loading
         for i in taken.tolist():
             self.model[i] = Model(refs=1, loading=loading)
@@ -97,9 +101,19 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def enter(self, data: st.DataObject) -> None:
         pages = self.choose(data, self.where("private"))
-        self.pool.enter(ids(pages))
+        self.pool.enter(index(pages))
         for i in pages:
             self.model[i].cached = True
+
+    @rule(data=st.data())
+    def hand_over(self, data: st.DataObject) -> None:
+        """The tree takes pages in, and the lease that gave them counts them no more."""
+        pages = self.choose(data, self.where("private"))
+        self.pool.enter(index(pages))
+        self.pool.hand_over(index(pages))
+        for i in pages:
+            self.model[i].cached = True
+            self.model[i].refs -= 1
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:

@@ -17,7 +17,7 @@ from radixkv.node import Node, Root
 from radixkv.policy import LRU
 from radixkv.pool import PagePool
 from radixkv.tree import PrefixTree
-from radixkv.types import PageIds
+from radixkv.types import PageIds, PageIndex
 from tests.state.budget import budget
 
 PAGE, CHUNK = 2, 4
@@ -56,7 +56,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
-    def take(self, count: int) -> PageIds | None:
+    def take(self, count: int) -> PageIndex | None:
         try:
             if self.pool.free < count:
                 evict(self.tree, count - self.pool.free)
