@@ -1,0 +1,164 @@
+"""Load or recompute: what a load is expected to take, what computing would take, and the boundary with the earliest
+first token.
+
+Estimates come from what was measured: each load says how many bytes were ahead of it, its own included, and when it
+had ended. Without a prefill rate nothing can be compared: then everything that is cached is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FADE = 0.95
+"""Weight of a measurement after each newer one: about the last twenty count."""
+OUTLIER = 4.0
+"""A measurement counts as at most so many times what was expected: one stall does not decide the next minute, and a
+tier that stays slow is seen after a few loads.
+"""
+GAIN = 0.02
+"""Share of the time to the first token that a load must be expected to save, else it is not worth its risk."""
+PATIENCE = 4.0
+"""Times the expected duration that a load gets before it is given up."""
+SPREAD = 0.01
+"""Variance of the sizes measured, as a share of their mean squared, from which on a latency is told from a rate."""
+LEAST_PATIENCE_S = 0.02
+"""Below this a load is not given up: a thread may wait as long for its turn."""
+
+
+class LoadTime:
+    """Seconds until so many bytes are there, as a line (latency + bytes / rate) through fading measurements."""
+
+    __slots__ = ("_t", "_w", "_x", "_xt", "_xx")
+
+    def __init__(self) -> None:
+        self._w = self._x = self._t = self._xx = self._xt = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured."""
+        return self._w > 0
+
+    def add(self, nbytes: int, seconds: float) -> None:
+        """A load with ``nbytes`` ahead of its end took ``seconds``. Nothing is learned from empty or timeless ones."""
+        if nbytes <= 0 or seconds <= 0:
+            return
+        if self.known:
+            seconds = min(seconds, OUTLIER * self.seconds(nbytes))
+        self._w = self._w * FADE + 1
+        self._x = self._x * FADE + nbytes
+        self._t = self._t * FADE + seconds
+        self._xx = self._xx * FADE + nbytes * nbytes
+        self._xt = self._xt * FADE + nbytes * seconds
+
+    def line(self) -> tuple[float, float]:
+        """Latency in seconds and seconds per byte; (0, 0) with nothing measured.
+
+        Where all measurements had about one size they say nothing about a latency: then it is 0.
+        """
+        if not self.known:
+            return 0.0, 0.0
+        x, t = self._x / self._w, self._t / self._w
+        spread = self._xx / self._w - x * x
+        slope = t / x
+        if spread > SPREAD * x * x:
+            slope = min(max((self._xt / self._w - x * t) / spread, 0.0), slope)
+        return t - slope * x, slope
+
+    def seconds(self, nbytes: int) -> float:
+        """Expected seconds until ``nbytes`` are there; 0 for none."""
+        latency, slope = self.line()
+        return latency + slope * nbytes if nbytes else 0.0
+
+
+class Estimates:
+    """What one cache knows of its tiers and its engine. prefill: tokens per second, 0 while unknown; given: it was
+    configured and is not learned.
+    """
+
+    __slots__ = ("disk", "given", "host", "prefill")
+
+    def __init__(self, prefill_tokens_per_s: float) -> None:
+        self.disk = LoadTime()
+        self.host = LoadTime()
+        self.prefill = prefill_tokens_per_s
+        self.given = prefill_tokens_per_s > 0
+
+    def learn_prefill(self, tokens: int, seconds: float) -> None:
+        """The engine computed ``tokens`` prompt tokens in ``seconds``. Longer prompts weigh more."""
+        if self.given or tokens <= 0 or seconds <= 0:
+            return
+        weight = tokens / (tokens + 2048) if self.prefill else 1.0
+        self.prefill = 1 / ((1 - weight) / (self.prefill or 1.0) + weight * seconds / tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One more part of a load plan: tokens covered with it, and the bytes it brings, from host memory alone or also
+    from disk.
+    """
+
+    covered: int
+    nbytes: int
+    from_disk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for one request, and from what. parts, of which: load plan parts used, of how many possible.
+    tokens: what they bring; skipped_tokens: cached tokens left to be computed, because that is expected to be faster.
+
+    load_s, compute_s: expected time of the load, and of computing what is then left; recompute_s: of computing
+    everything that the device does not have. deadline_s: the load is given up after it, and that is the most it can
+    cost (0: no bound but the general time limit). trial: nothing is known of the tier yet, so the deadline is short.
+    """
+
+    parts: int = 0
+    of: int = 0
+    tokens: int = 0
+    skipped_tokens: int = 0
+    load_s: float = 0.0
+    compute_s: float = 0.0
+    recompute_s: float = 0.0
+    deadline_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    trial: bool = False
+
+
+def decide(
+    known: Estimates, have: int, prompt: int, steps: Sequence[Step], *, disk_ahead: int = 0, host_ahead: int = 0
+) -> Decision:
+    """The number of leading ``steps`` with the earliest first token, for a prompt of ``prompt`` tokens of which the
+    device has ``have``. *_ahead: bytes under way that these loads queue behind.
+    """
+    if not steps:
+        return Decision()
+    rate, every = known.prefill, steps[-1].covered
+    if not rate:
+        return Decision(len(steps), len(steps), every - have)
+    whole = max(1, prompt - have) / rate
+    best = Decision(0, len(steps), 0, every - have, 0.0, whole, whole, 0.0, rate)
+    least, disk, host = whole * (1 - GAIN), 0, 0
+    for count, step in enumerate(steps, 1):
+        host += step.nbytes
+        disk += step.nbytes if step.from_disk else 0
+        saved, rest = (step.covered - have) / rate, max(1, prompt - step.covered) / rate
+        trial = disk > 0 and not known.disk.known
+        load = GAIN * saved if trial else _load_s(known, disk, host, step.nbytes, disk_ahead, host_ahead)
+        if load + rest >= least:
+            continue
+        least = load + rest
+        deadline = load if trial else min(saved, max(PATIENCE * load, LEAST_PATIENCE_S))
+        tokens = step.covered - have
+        best = Decision(
+            count, len(steps), tokens, every - step.covered, load, rest, whole, deadline if disk else 0.0, rate, trial
+        )
+    return best
+
+
+def _load_s(known: Estimates, disk: int, host: int, last: int, disk_ahead: int, host_ahead: int) -> float:
+    """Reads and copies to the device overlap: the longer of them, with the last chunk's copy after the last read."""
+    copies = known.host.seconds(host + host_ahead)
+    if not disk:
+        return copies
+    return max(copies, known.disk.seconds(disk + disk_ahead) + known.host.seconds(last))
