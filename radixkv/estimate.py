@@ -22,8 +22,8 @@ PATIENCE = 4.0
 """Times the expected duration that a load gets before it is given up."""
 SPREAD = 0.01
 """Variance of the sizes measured, as a share of their mean squared, from which on a latency is told from a rate."""
-LEAST_PATIENCE_S = 0.02
-"""Below this a load is not given up: a thread may wait as long for its turn."""
+LEAST_PATIENCE = 0.25
+"""But at least this share of what computing the same tokens would take: threads wait for their turn at times."""
 
 
 class LoadTime:
@@ -148,7 +148,7 @@ def decide(
         if load + rest >= least:
             continue
         least = load + rest
-        deadline = load if trial else min(saved, max(PATIENCE * load, LEAST_PATIENCE_S))
+        deadline = load if trial else min(saved, max(PATIENCE * load, LEAST_PATIENCE * saved))
         tokens = step.covered - have
         best = Decision(
             count, len(steps), tokens, every - step.covered, load, rest, whole, deadline if disk else 0.0, rate, trial

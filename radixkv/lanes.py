@@ -12,6 +12,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from radixkv.plan import Done, Outcome, Plan
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class Lanes:
         self._work = {lane.name: threading.Condition(self._lock) for lane in lanes}
         self._news = threading.Condition(self._lock)
         self._held: Counter[type] = Counter()
+        self._began: dict[int, float] = {}  # when each plan was submitted
         self._done: list[Done] = []
         self._ended = 0
         self._seen = threading.local()
@@ -81,6 +84,7 @@ class Lanes:
             if not self.room(kind):
                 return False
             self._held[kind] += 1
+            self._began[plan.id] = time.perf_counter()
             lane.queue.append(plan)
             if len(lane.queue) > lane.idle and len(lane.workers) < lane.threads:
                 self._start(lane)
@@ -185,6 +189,7 @@ class Lanes:
     def _end(self, plans: Sequence[Plan], ended: Sequence[Done]) -> None:
         for plan in plans:
             self._held[type(plan)] -= 1
-        self._done += ended
+        now = time.perf_counter()
+        self._done += [replace(done, total_s=now - self._began.pop(done.id, now)) for done in ended]
         self._ended += len(ended)
         self._news.notify_all()

@@ -100,13 +100,14 @@ Plan: TypeAlias = StorePlan | LoadPlan | ReadPlan | WritePlan | DeletePlan | Nam
 
 class Done(msgspec.Struct, frozen=True, gc=False):
     """The end of plan ``id``. stored_bytes: bytes the record takes of the tier's cap (writes). seconds: time the plan
-    itself ran.
+    itself ran; total_s: from its submission to its end (0: not measured).
     """
 
     id: int
     outcome: Outcome
     stored_bytes: int = 0
     seconds: float = 0.0
+    total_s: float = 0.0
 
 
 _encoder = msgspec.msgpack.Encoder()
