@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
+from radixkv.estimate import Decision, Step, decide
 from radixkv.holding import Said
 from radixkv.keys import Namespace, check_signs
 from radixkv.lease import Lease
 from radixkv.loading import Purpose, begin, usable
 from radixkv.match import Found, find
-from radixkv.node import Node, Root, Tail
+from radixkv.node import HOST, Node, Root, State, Tail
 from radixkv.plane import EAGER_STORES, Plane
 from radixkv.types import Tokens
 
@@ -40,8 +41,13 @@ def acquire(
         check_signs(unchecked, found.pages * tree.page_tokens)
     device = covered = found.device_tokens(tree.page_tokens)
     parts: list[Part] = []
+    left: list[Part] = []
+    decision: Decision | None = None
     if tree.n_records and covered < len(known) >> 2:
         parts, covered = cover(plane.residency, root, found, known, covered)
+        if parts and purpose is not Purpose.MOVE:
+            decision, covered = _weigh(plane, found, parts, covered, len(key) >> 2)
+            parts, left = parts[: decision.parts], parts[decision.parts :]
         if parts:
             found.partial, found.partial_tokens = None, 0
             device = found.device_tokens(tree.page_tokens)
@@ -50,6 +56,7 @@ def acquire(
     node, depth, ids = _take_path(plane, root, found)
     lease = Lease(plane, root, namespace, key, said, node, depth, ids, device, covered, cached)
     plane.opened(lease)
+    lease.decision = decision
     if parts or reserve:
         try:
             begin(lease, parts, reserve, purpose)
@@ -68,9 +75,28 @@ def acquire(
         if not parts:
             counters.resumed_hit_tokens += cached
     counters.shared_pages += found.device_pages + (found.partial is not None)
+    if left:
+        plane.loads.refresh(left[0].record)
     if plane.stores.jobs:
         plane.stores.offer(EAGER_STORES)
     return lease
+
+
+def _weigh(plane: Plane, found: Found, parts: list[Part], covered: int, prompt: int) -> tuple[Decision, int]:
+    """How many leading parts are worth loading, and the tokens covered with them."""
+    core, loads, size = plane.core, plane.loads, plane.tree.page_tokens
+    have = found.device_tokens(size)
+    steps, page = list[Step](), found.device_pages
+    for part in parts:
+        page += part.pages
+        nbytes = plane.residency.tokens(part.record) * core.layout.token_bytes
+        from_disk = part.record.tiers[HOST].state is not State.READY
+        steps.append(Step(max(have, min(page * size, covered)), nbytes, from_disk))
+    decision = decide(core.estimates, have, prompt, steps, disk_ahead=loads.reading, host_ahead=loads.loading)
+    if decision.parts < len(parts):
+        core.counters.recomputed_tokens += decision.skipped_tokens
+        covered = steps[decision.parts - 1].covered if decision.parts else have
+    return decision, covered
 
 
 def stamp(plane: Plane, found: Found) -> None:

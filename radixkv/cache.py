@@ -322,6 +322,16 @@ class Cache:
         with self._lock:
             audit(self._plane)
 
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """The engine computed ``tokens`` prompt tokens in ``seconds``: from such reports the cache learns what a load
+        competes with, unless ``policy.prefill_tokens_per_s`` says it. Raises ValueError for what is no such report.
+        """
+        if type(tokens) is not int or tokens < 0 or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+            raise ValueError(f"{tokens!r} tokens in {seconds!r} s: a count and seconds are needed")
+        with self._lock:
+            self._check_open()
+            self._plane.core.estimates.learn_prefill(tokens, seconds)
+
     def stats(self) -> Stats:
         """One consistent picture: counters since open, gauges as of now. Walks the tree under the lock."""
         with self._lock:

@@ -91,6 +91,9 @@ class PolicyConfig:
 
     partial_children: children looked at for a partly common page. load_retries: reads of a chunk that may fail before
     it is lost. load_timeout_s: the longest ``lease.wait`` waits for outer tiers before it settles for what is there.
+
+    prefill_tokens_per_s: how fast the engine computes prompt tokens, so that what is faster to compute is not loaded
+    (0: learned from ``cache.observe_prefill``; until then everything cached is loaded).
     """
 
     eviction: str = "lru"
@@ -98,6 +101,7 @@ class PolicyConfig:
     partial_children: int = 8
     load_retries: int = 3
     load_timeout_s: float = 30.0
+    prefill_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         _choice("policy.eviction", self.eviction, ("lru",))
@@ -106,6 +110,9 @@ class PolicyConfig:
         _integer("policy.load_retries", self.load_retries, 1, 1024)
         if not isinstance(self.load_timeout_s, (int, float)) or not 0 < self.load_timeout_s <= 86400:
             raise ConfigError(f"policy.load_timeout_s must be a number in (0, 86400], not {self.load_timeout_s!r}")
+        rate = self.prefill_tokens_per_s
+        if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 <= rate <= 1e12:
+            raise ConfigError(f"policy.prefill_tokens_per_s must be a number in [0, 1e12], not {rate!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from radixkv.config import Config
 from radixkv.errors import OutOfPages
+from radixkv.estimate import Estimates
 from radixkv.evict import can_evict, evict, unblock
 from radixkv.media import MediaTable
 from radixkv.node import ChunkRecord
@@ -24,10 +25,10 @@ from radixkv.types import PageIds
 
 class Flight:
     """A plan under way. record: the chunk it moves, if one; pages: device pages held for it, if any; landed: applied
-    when it ends.
+    when it ends. ahead: bytes of its kind under way when it was submitted, its own included.
     """
 
-    __slots__ = ("landed", "pages", "plan", "record")
+    __slots__ = ("ahead", "landed", "pages", "plan", "record")
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Flight:
         record: ChunkRecord | None = None,
         pages: PageIds | None = None,
     ) -> None:
+        self.ahead = 0
         self.plan = plan
         self.landed = landed
         self.record = record
@@ -88,6 +90,7 @@ class Core:
         self.storage = (*layout.storage_parts(), *config.shard.parts())
         self.counters = Counters()
         self.media = MediaTable()
+        self.estimates = Estimates(config.policy.prefill_tokens_per_s)
         self.flights: dict[int, Flight] = {}
         self.fences: deque[FenceHolds] = deque()
         self.ended: deque[Done] = deque()

@@ -91,6 +91,14 @@ class Estimates:
         weight = tokens / (tokens + 2048) if self.prefill else 1.0
         self.prefill = 1 / ((1 - weight) / (self.prefill or 1.0) + weight * seconds / tokens)
 
+    def figures(self) -> dict[str, float]:
+        """What is expected at present, by the names of ``Stats``."""
+        out = {"prefill_tokens_per_s": self.prefill}
+        for tier, time in (("disk", self.disk), ("host", self.host)):
+            latency, slope = time.line()
+            out |= {f"{tier}_latency_s": latency, f"{tier}_bytes_per_s": 1 / slope if slope else 0.0}
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

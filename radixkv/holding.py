@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from radixkv.coverage import Part
+from radixkv.estimate import Decision
 from radixkv.keys import Namespace
 from radixkv.node import Node, Root
 from radixkv.plane import Plane
@@ -50,6 +51,7 @@ class Arriving(Protocol):
     """What outer tiers have yet to bring for a lease: a ``loading.Load``."""
 
     parts: list[Part]
+    deadline: float  # reads are given up then; 0: no sooner than policy.load_timeout_s
 
     def hit(self) -> Hit:
         """Where the cached tokens come from, as far as known."""
@@ -93,6 +95,7 @@ class Holding:
         "cached_tokens",
         "closed",
         "committed",
+        "decision",
         "length",
         "namespace",
         "prompt_tokens",
@@ -134,6 +137,7 @@ class Holding:
         self._matched = covered  # tokens that were cached when the lease settled: not its to take back
         self._load: Arriving | None = None  # until it has settled
         self._hit: Hit | None = None  # known once a load has settled
+        self.decision: Decision | None = None  # what of the outer tiers was worth loading; None: they had nothing
         self.cached_tokens = self.length = self.committed = cached
         self._reset_tokens()
 

@@ -73,20 +73,26 @@ class Lease(Holding):
         return [] if self._load is None else list(self._load.parts)
 
     def poll(self) -> bool:
-        """Apply finished work; whether the lease has settled. Never blocks."""
+        """Apply finished work; whether the lease has settled. Never blocks. Reads past ``decision.deadline_s`` are
+        given up.
+        """
         with self._plane.lock:
             self._plane.drain()
+            if self._load is not None and 0 < self._load.deadline <= self._plane.core.clock():
+                self._load.give_up()
             return self._load is None
 
     def wait(self, stream: Any = None, layer: int | None = None) -> None:
         """Block, without the lock, until settled and loaded; then work on ``stream`` sees the pages.
 
-        What has not been read from an outer tier at the deadline (``policy.load_timeout_s``) is given up for compute:
-        the lease settles for what is there. Raises LeaseClosed; RadixKVError if a copy to the device does not end by
-        then.
+        What has not been read from an outer tier at the deadline (``decision.deadline_s`` after ``acquire``, else
+        ``policy.load_timeout_s``) is given up for compute: the lease settles for what is there. Raises LeaseClosed;
+        RadixKVError if a copy to the device does not end by then.
         """
         plane, core = self._plane, self._plane.core
-        deadline = core.clock() + core.config.policy.load_timeout_s
+        load = self._load
+        deadline = load.deadline if load is not None else 0.0
+        deadline = deadline or core.clock() + core.config.policy.load_timeout_s
         while True:
             with plane.lock:
                 self._check_open(settled=False)

@@ -41,6 +41,8 @@ def begin(lease: Holding, parts: list[Part], reserve: int, purpose: Purpose) -> 
     for part in parts:
         part.at, at = at, at + part.pages
     lease._load = load = Load(lease, parts, purpose)
+    if lease.decision is not None and lease.decision.deadline_s:
+        load.deadline = plane.core.clock() + lease.decision.deadline_s
     plane.loads.start(load, list(parts))
 
 
@@ -50,12 +52,13 @@ class Load:
     parts: the plan; pending: those whose bytes are not in host memory yet.
     """
 
-    __slots__ = ("lease", "parts", "pending", "purpose")
+    __slots__ = ("deadline", "lease", "parts", "pending", "purpose")
 
     def __init__(self, lease: Holding, parts: list[Part], purpose: Purpose) -> None:
         self.lease = lease
         self.parts = parts
         self.pending = len(parts)
+        self.deadline = 0.0
         self.purpose = purpose
 
     def part_pages(self, part: Part) -> PageIds:
@@ -75,6 +78,7 @@ class Load:
 
     def give_up(self) -> None:
         """See ``holding.Arriving``: the parts from the first unread one on go."""
+        self.lease._plane.core.counters.abandoned_loads += 1
         self._shorten(next(i for i, part in enumerate(self.parts) if part.pending))
 
     def drop(self) -> None:

@@ -53,6 +53,8 @@ class Loads:
         self.residency = writes.residency
         self.core = writes.core
         self.waiting: deque[Read] = deque()
+        self.reading = 0  # bytes under way from disk to host memory
+        self.loading = 0  # bytes under way from host memory to the device
         self.refused: list[Flight] = []  # loads that failed and that the movers did not take again
 
     def hold(self, parts: list[Part]) -> None:
@@ -102,6 +104,15 @@ class Loads:
         assert isinstance(record.read, Read)
         record.read.waiters.append((waiter, part))
 
+    def refresh(self, record: ChunkRecord) -> None:
+        """Read a chunk nobody waits for into the host cache, if no read is under way: a tier that is not used would
+        never be measured again.
+        """
+        if not self.waiting and not self.reading and record.read is None:
+            record.read = Read(record)
+            record.busy += 1
+            self.waiting.append(record.read)
+
     def start_waiting(self) -> None:
         """Start reads, in order, while there are buffers for them; before them, loads that must be done again."""
         again, self.refused = self.refused, []
@@ -147,6 +158,8 @@ class Loads:
             record.slot = slot
             residency.begin(record, HOST, plan.id)
         flight = Flight(plan, self._read_done, record)
+        self.reading += tokens * core.layout.token_bytes
+        flight.ahead = self.reading
         if not core.submit(flight):
             self._read_done(flight, Done(plan.id, Outcome.ERROR))
         return True
@@ -167,7 +180,9 @@ class Loads:
         assert isinstance(plan, ReadPlan) and record is not None and isinstance(record.read, Read)
         read, ok = record.read, done.outcome is Outcome.OK
         slots = core.staging if plan.staging else core.slots
+        self.reading -= plan.tokens * core.layout.token_bytes
         if ok:
+            core.estimates.disk.add(flight.ahead, done.total_s)
             core.counters.reads += 1
             core.counters.read_bytes += plan.tokens * core.layout.token_bytes
             core.counters.read_s += done.seconds
@@ -217,9 +232,12 @@ class Loads:
         pages = target.copy()
         tokens = self.residency.tokens(record)
         plan = LoadPlan(core.plan_id(), slot, staging, tokens, part.first, pages.tobytes())
-        if not core.submit(Flight(plan, self._loaded, record, pages)):
+        flight = Flight(plan, self._loaded, record, pages)
+        if not core.submit(flight):
             waiter.part_failed(part)
             return
+        self.loading += len(pages) * core.layout.page_bytes
+        flight.ahead = self.loading
         core.pool.hold(pages, write=True, load=True)
         (core.staging if staging else core.slots).pin(slot)
         record.busy += 1
@@ -243,6 +261,9 @@ class Loads:
         (core.staging if plan.staging else core.slots).unpin(plan.slot)
         record.busy -= 1
         core.counters.loads += 1
-        core.counters.loaded_bytes += len(flight.pages) * core.layout.page_bytes
+        nbytes = len(flight.pages) * core.layout.page_bytes
+        self.loading -= nbytes
+        core.estimates.host.add(flight.ahead, done.total_s)
+        core.counters.loaded_bytes += nbytes
         core.counters.load_s += done.seconds
         self.residency.idle(record)

@@ -60,6 +60,7 @@ def totals(plane: Plane) -> dict[str, int | float]:
     return {
         **uses,
         **counters_of(core.counters),
+        **core.estimates.figures(),
         "hit_tokens": hits,
         "hit_rate": hits / queried if queried else 0.0,
         "pages": core.pool.pages,

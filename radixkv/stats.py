@@ -44,6 +44,8 @@ class Counters:
     resumed_queries: int = 0
     resumed_tokens: int = 0
     resumed_hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    abandoned_loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class Stats:
     evicted_pages: to make room, asked for by ``evict``, or ahead of need by ``tick``; evicted_asked_pages and
     evicted_ahead_pages are the last two. cleared_*: by ``clear`` and ``bump_revision``. in_flight: plans under way;
     in_flight_loads: those towards the device.
+
+    recomputed_tokens: cached ones left to be computed, because loading was expected to be slower; abandoned_loads:
+    given up at their deadline. *_latency_s, *_bytes_per_s, prefill_tokens_per_s: what loads and prefill are expected to
+    take at present (0.0: unknown).
     """
 
     queries: int
@@ -117,6 +123,13 @@ class Stats:
     resumed_queries: int
     resumed_tokens: int
     resumed_hit_tokens: int
+    recomputed_tokens: int
+    abandoned_loads: int
+    prefill_tokens_per_s: float
+    disk_latency_s: float
+    disk_bytes_per_s: float
+    host_latency_s: float
+    host_bytes_per_s: float
     in_flight: int
     in_flight_loads: int
     open_leases: int
