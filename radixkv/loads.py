@@ -109,9 +109,10 @@ class Loads:
         never be measured again.
         """
         if not self.waiting and not self.reading and record.read is None:
-            record.read = Read(record)
+            record.read = read = Read(record)
             record.busy += 1
-            self.waiting.append(record.read)
+            self.waiting.append(read)
+            self.start_waiting()
 
     def start_waiting(self) -> None:
         """Start reads, in order, while there are buffers for them; before them, loads that must be done again."""

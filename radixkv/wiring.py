@@ -8,13 +8,19 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any
 
 from radixkv.cache import Cache
 from radixkv.config import Config
 from radixkv.core import Core, host_chunks
 from radixkv.errors import ConfigError
+from radixkv.plan import Outcome
 from radixkv.protocols import Device, Mover, Tier
+from radixkv.types import TOKEN_BYTES
+
+PROBE_ROWS, PROBES = 64, 4
+"""At open, so many of the first stored chunks are read to measure the disk: a few milliseconds."""
 
 
 class NoDevice:
@@ -62,9 +68,22 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
         moving = make(layout=layout, device=device, host=host, staging=staging, disk=disk, queue_chunks=queue)
         core = Core(config, device, moving, disk, threading.RLock(), time.monotonic, os.urandom)
         cache = Cache(core)
+        if disk is not None and staging is not None and mover is None:
+            _probe(core, disk, staging.view)
         cache.on_close(stack.pop_all().close)
         _opened.add(cache)
         return cache
+
+
+def _probe(core: Core, disk: Tier, view: Callable[[int, int], memoryview]) -> None:
+    """Read a few stored chunks, so that the first request that could load from disk knows what a load takes."""
+    chunk = core.layout.chunk_tokens
+    rows = [row for row in islice(disk.scan(), PROBE_ROWS) if len(row.tokens) == chunk * TOKEN_BYTES]
+    for row in rows[:: max(1, len(rows) // PROBES)][:PROBES]:
+        if row.raw_bytes == core.layout.chunk_bytes:
+            start = time.perf_counter()
+            if disk.read([row.key], [view(0, row.raw_bytes)]) == [Outcome.OK]:
+                core.estimates.disk.add(row.raw_bytes, time.perf_counter() - start)
 
 
 _opened: weakref.WeakSet[Cache] = weakref.WeakSet()

@@ -124,7 +124,9 @@ class Engine:
         stops, out = frozenset(stop_tokens), list[int]()
         with self._request(prompt, max_new_tokens - 1) as (lease, paged):
             hit, cached = lease.hit, lease.cached_tokens
+            start = time.perf_counter()
             logits = self._prefill(lease, paged, prompt)
+            self.cache.observe_prefill(len(prompt) - cached, time.perf_counter() - start)
             first_token_s = 0.0
             while True:
                 out.append(int(logits.argmax()) if choose is None else choose(logits))

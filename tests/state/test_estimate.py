@@ -59,7 +59,7 @@ def test_one_stall_moves_an_estimate_little_and_a_slower_tier_is_seen_soon() -> 
     line = measured(0.001, 1e-9, [MB * (1 + n % 4) for n in range(40)])
     usual = line.seconds(4 * MB)
     line.add(4 * MB, 30.0)
-    assert line.seconds(4 * MB) < 1.4 * usual
+    assert line.seconds(4 * MB) < 2 * usual
     for _ in range(10):
         line.add(4 * MB, 10 * usual)
     assert line.seconds(4 * MB) > 4 * usual
