@@ -198,7 +198,7 @@ def bump_and_die(folder: str, every: str) -> None:
     driver = Driver(Path(folder), disk_bytes=DISK, threads=True)
     for kind in range(40):
         driver.run_threaded(prompt(100, kind))
-    driver.drain()
+        driver.drain()  # copies hold pages: on a busy machine the pool would run out
     assert driver.cache.flush(60.0) == 0
     print(driver.stats.disk_chunks, flush=True)
     cleared = driver.cache.bump_revision(None if every else NS)
