@@ -78,6 +78,10 @@ PREFILL = [
     Row(f"{b} x {n}, {new} new", (n,) * b, queries=new)
     for b, n, new in ((1, 8192, 512), (1, 32768, 512), (1, 32768, 2048), (4, 16384, 1024), (8, 4096, 256))
 ]
+FEW = [
+    Row(f"{b} x {n}, {new} new", (n,) * b, queries=new)
+    for b, n, new in ((1, 32768, 16), (1, 32768, 64), (1, 32768, 128), (1, 131072, 64), (4, 16384, 16), (1, 512, 64))
+]
 
 
 def timed(launches: Launches, least_ms: float = 15.0) -> float:
@@ -246,7 +250,14 @@ def main(chosen: list[str]) -> None:
     if not torch.cuda.is_available():
         print("bench.attention: torch sees no CUDA device, nothing was measured")
         return
-    tables = {"decode": DECODE, "ragged": RAGGED, "shapes": SHAPES, "prefill": PREFILL, "quantised": QUANTISED}
+    tables = {
+        "decode": DECODE,
+        "ragged": RAGGED,
+        "shapes": SHAPES,
+        "prefill": PREFILL,
+        "few": FEW,
+        "quantised": QUANTISED,
+    }
     torch.manual_seed(0)
     copy, read, product = ceilings()
     print(f"ceilings: copy {copy / 1e12:.2f} TB/s, read {read / 1e12:.2f} TB/s, bf16 product {product / 1e12:.0f} TF/s")

@@ -65,10 +65,12 @@ def page_rows(pages: Tensor) -> PageRows | None:
 
 
 def launch(
-    tiles: HopperTiles, q: Tensor, k_pages: Tensor, v_pages: Tensor, tables: Tensor, items: Tensor, out: Tensor,
-    lse: Tensor, sinks: Tensor | None, scale: float, window: int,
+    tiles: HopperTiles, q: Tensor, k_pages: Tensor, v_pages: Tensor, tables: Tensor, items: Tensor,
+    results: tuple[Tensor, Tensor, Tensor, Tensor], sinks: Tensor | None, scale: float, window: int, parts: int,
 ) -> bool:  # fmt: skip
-    """Launch the kernel; False where the pages' strides or place keep the copy engine from reading them."""
+    """Launch the kernel; False where the pages' strides or place keep the copy engine from reading them. results: out,
+    lse and the same of several parts.
+    """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -82,8 +84,8 @@ def launch(
     shape, strides, box = [at.rows, at.width], [at.width, 1], [page_tokens, BOX]
     descriptors: list[Any] = [TensorDescriptor(x, shape, strides, box, swizzled) for x in (k_pages, v_pages)]
     group = q.shape[1] // kv_heads
-    hopper_prefill_kernel[(len(items), kv_heads)](
-        q, *descriptors, tables, items, out, lse, q if sinks is None else sinks, scale, window, q.stride(0),
+    hopper_prefill_kernel[(len(items), kv_heads, parts)](
+        q, *descriptors, tables, items, *results, q if sinks is None else sinks, scale, window, len(q), q.stride(0),
         q.stride(1), at.page, at.head, at.column, at.rows, tables.stride(0),
         HEADS=kv_heads, GROUP=group, TOKENS=ROWS // group, DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
         STAGES=tiles.stages, WINDOW=window > 0, SINKS=sinks is not None, num_warps=4, maxnreg=168,

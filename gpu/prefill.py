@@ -33,6 +33,17 @@ def prefill_tiles(head_dim: int, item_bytes: int) -> PrefillTiles:
     return PrefillTiles(rows=128, block=64, warps=8, stages=7)
 
 
+LEAST_TOKENS = 512
+"""Cached tokens that are worth a part of their own."""
+
+
+def parts_of(programs: int, device: torch.device) -> int:
+    """Parts that what a query tile sees is cut into at most, so that few tiles still use every multiprocessor: a long
+    context with few new tokens. Parts are merged by a second launch. programs: query tiles times kv heads.
+    """
+    return min(16, max(1, limits.multiprocessors(device) // programs))
+
+
 class PrefillPlan:
     """Attention of new tokens over cached context and themselves, planned once for a batch shape.
 
@@ -41,7 +52,7 @@ class PrefillPlan:
     ``lse``), so CUDA graphs capture both and replay them with other lengths and tables in the same tensors.
 
     batch: sequences. max_queries: new tokens of the whole batch at most. The other arguments and errors are those of
-    ``DecodePlan``.
+    ``DecodePlan``. Few new tokens are cut into ``parts`` over their context (default: as many as fill the device).
     """
 
     def __init__(
@@ -62,6 +73,7 @@ class PrefillPlan:
         scale: float | None = None,
         device: str | torch.device = "cuda",
         tiles: PrefillTiles | HopperTiles | None = None,
+        parts: int | None = None,
     ) -> None:
         self.group = limits.check_shape(q_heads, kv_heads, head_dim, page_tokens)
         self.kv_dtype = q_dtype if kv_dtype is None else kv_dtype
@@ -81,6 +93,12 @@ class PrefillPlan:
         self.tile_tokens = self.tiles.rows // self.group
         self.max_queries = max_queries
         self.capacity = -(-max_queries // self.tile_tokens) + batch
+        self.block = self.hopper.block if self.hopper else self.tiles.block
+        items = max(batch, -(-max_queries // self.tile_tokens))
+        self.parts = parts_of(items * kv_heads, self.device) if parts is None else parts
+        kept = max_queries * self.parts if self.parts > 1 else 0
+        self._parts_out = torch.empty((kept, q_heads, head_dim), dtype=torch.float32, device=self.device)
+        self._parts_lse = torch.empty((kept, q_heads), dtype=torch.float32, device=self.device)
         self.items = torch.full((self.capacity, 8), -1, dtype=torch.int32, device=self.device)
         self._lse = torch.empty((max_queries, q_heads), dtype=torch.float32, device=self.device)
 
@@ -96,8 +114,9 @@ class PrefillPlan:
         limits.check_ints("starts", starts, self.batch + 1)
         limits.check_ints("lengths", lengths, self.batch)
         prefill_schedule[(1,)](
-            starts, lengths, self.items, self.batch, self.capacity, BATCH_PAD=limits.pad(self.batch),
-            CAPACITY_PAD=limits.pad(self.capacity), TOKENS=self.tile_tokens, STEP=16, num_warps=4,
+            starts, lengths, self.items, self.batch, self.capacity, self.window, self.parts,
+            BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), TOKENS=self.tile_tokens,
+            BLOCK=self.block, LEAST=LEAST_TOKENS // self.block, STEP=16, num_warps=4,
         )  # fmt: skip
 
     def run(
@@ -121,7 +140,7 @@ class PrefillPlan:
         past the last start are not read and their results not written. A query that sees nothing gives zeros and -inf.
         lse: contiguous float32 [queries, q_heads]. The other arguments and errors are those of ``DecodePlan.run``.
         """
-        from radixkv.gpu.kernels.prefill import prefill_kernel
+        from radixkv.gpu.kernels.prefill import prefill_kernel, prefill_merge_kernel
 
         if len(q) > self.max_queries:
             raise ValueError(f"{len(q)} queries are more than the plan's {self.max_queries}")
@@ -134,17 +153,42 @@ class PrefillPlan:
         k_rows = limits.check_scales(k_scales, k_pages, self.quant)
         v_rows = limits.check_scales(v_scales, v_pages, self.quant)
         limits.check_sinks(sinks, self.q_heads if self.sinks else 0)
-        if self.hopper and hopper.launch(
-            self.hopper, q, k_pages, v_pages, block_tables, self.items, out, lse, sinks, self.scale, self.window
+        results = (out, lse, self._parts_out, self._parts_lse)
+        heads = {"HEADS": self.kv_heads, "GROUP": self.group, "TOKENS": self.tile_tokens, "DIM": self.head_dim}
+        padded = limits.pad(self.head_dim, 16)
+        if not self.hopper or not hopper.launch(
+            self.hopper,
+            q,
+            k_pages,
+            v_pages,
+            block_tables,
+            self.items,
+            results,
+            sinks,
+            self.scale,
+            self.window,
+            self.parts,
         ):
-            return out
-        prefill_kernel[(self.capacity, self.kv_heads)](
-            q, k_pages, v_pages, block_tables, self.items, out, lse, q if sinks is None else sinks, k_rows, v_rows,
-            self.scale, self.softcap, k_scale, v_scale, self.window, q.stride(0), q.stride(1),
-            *limits.head_stride(k_pages), *limits.head_stride(k_rows), block_tables.stride(0),
-            HEADS=self.kv_heads, GROUP=self.group, ROWS=self.tiles.rows, TOKENS=self.tile_tokens, DIM=self.head_dim,
-            PAD=limits.pad(self.head_dim, 16), PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
-            QUANT=self.quant, WINDOW=self.window > 0, SOFTCAP=self.softcap > 0, SINKS=self.sinks,
-            EXACT=self.q_dtype == torch.float32, num_warps=self.tiles.warps,
-        )  # fmt: skip
+            prefill_kernel[(self.capacity, self.kv_heads, self.parts)](
+                q, k_pages, v_pages, block_tables, self.items, *results, q if sinks is None else sinks, k_rows, v_rows,
+                self.scale, self.softcap, k_scale, v_scale, self.window, len(q), q.stride(0), q.stride(1),
+                *limits.head_stride(k_pages), *limits.head_stride(k_rows), block_tables.stride(0), **heads,
+                ROWS=self.tiles.rows, PAD=padded, PAGE=self.page_tokens, BLOCK=self.tiles.block,
+                STAGES=self.tiles.stages, QUANT=self.quant, WINDOW=self.window > 0, SOFTCAP=self.softcap > 0,
+                SINKS=self.sinks, EXACT=self.q_dtype == torch.float32, num_warps=self.tiles.warps,
+            )  # fmt: skip
+        if self.parts > 1:
+            rows = max(4, 1024 // padded)
+            prefill_merge_kernel[(self.capacity, self.kv_heads, -(-self.tile_tokens * self.group // rows))](
+                self.items,
+                self._parts_out,
+                self._parts_lse,
+                out,
+                lse,
+                len(q),
+                **heads,
+                PAD=padded,
+                BLOCK=rows,
+                num_warps=4,
+            )
         return out

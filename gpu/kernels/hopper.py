@@ -134,13 +134,15 @@ def steps(
 
 @gluon.jit
 def compute(
-    q, out, lse, sinks, q_tiles, k_tiles, v_tiles, bars, first, queries, q_start, length, scale, window, q_token,
-    q_head, head, last, tiles, masked, plain_end,
+    q, outs, sinks, q_tiles, k_tiles, v_tiles, bars, queries_of, span, scale, window, q_token, q_head, head, part,
     WHICH: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, DIM: gl.constexpr,
     BLOCK: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """A warp group: rows [64 * WHICH, 64 * WHICH + 64) of the tile; row r is query r // GROUP, head r % GROUP."""
     k_ready, k_free, v_ready, _ = bars
+    first, queries, q_start, length = queries_of
+    last, tiles, masked, plain_end = span
+    out, lse, parts_out, parts_lse, parts_row = outs
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
@@ -188,7 +190,7 @@ def compute(
     s_heads = head * GROUP + s_r % GROUP
     s_mine = (s_r < TOKENS * GROUP) & (s_token < queries)
     if SINKS:
-        sink = gl.load(sinks + s_heads, mask=s_mine, other=-float("inf")).to(gl.float32) * LOG2E
+        sink = gl.load(sinks + s_heads, mask=s_mine & (part == 0), other=-float("inf")).to(gl.float32) * LOG2E
         higher = gl.maximum(top, sink)
         anchor = gl.where(higher == -float("inf"), 0.0, higher)
         age = gl.exp2(top - anchor)
@@ -198,32 +200,41 @@ def compute(
     share = gl.where(total > 0.0, 1.0 / gl.where(total > 0.0, total, 1.0), gl.where(total == total, 0.0, total))
     acc = acc * gl.convert_layout(share, gl.SliceLayout(1, o_layout))[:, None]
     row_sums = gl.where(total > 0.0, (top + gl.log2(total)) * LN2, -float("inf"))
-    gl.store(lse + (q_start + s_token) * (HEADS * GROUP) + s_heads, row_sums, mask=s_mine)
-    # the queries are read no more: through their place, to rows of 16 bytes a thread
-    query.store(acc.to(out.dtype.element_ty))
-    gl.thread_barrier()
-    rows = query.load(wide)
-    to = ((q_start + token) * (HEADS * GROUP) + head * GROUP + r % GROUP) * DIM
-    gl.store(out + to[:, None] + d[None, :], rows, mask=mine[:, None])
+    s_row = (q_start + s_token) * (HEADS * GROUP) + s_heads
+    if parts_row < 0:
+        gl.store(lse + s_row, row_sums, mask=s_mine)
+        # the queries are read no more: through their place, to rows of 16 bytes a thread
+        query.store(acc.to(out.dtype.element_ty))
+        gl.thread_barrier()
+        to = ((q_start + token) * (HEADS * GROUP) + head * GROUP + r % GROUP) * DIM
+        gl.store(out + to[:, None] + d[None, :], query.load(wide), mask=mine[:, None])
+    else:
+        gl.store(parts_lse + parts_row + s_row, row_sums, mask=s_mine)
+        o_to = gl.convert_layout((parts_row + s_row) * DIM, gl.SliceLayout(1, o_layout))
+        o_mine = gl.convert_layout(s_mine, gl.SliceLayout(1, o_layout))
+        o_d = gl.arange(0, DIM, gl.SliceLayout(0, o_layout))
+        gl.store(parts_out + o_to[:, None] + o_d[None, :], acc, mask=o_mine[:, None])
 
 
 @gluon.jit
 def hopper_prefill_kernel(
-    q, k_desc, v_desc, tables, items, out, lse, sinks, scale, window, q_token, q_head, page_rows, head_row, head_column,
-    none, table_stride,
+    q, k_desc, v_desc, tables, items, out, lse, parts_out, parts_lse, sinks, scale, window, queries_all, q_token,
+    q_head, page_rows, head_row, head_column, none, table_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr,
     BLOCK: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
-    """TOKENS queries of one kv head's group, 128 rows. k_desc, v_desc: the pages as rows of a token's stride; page p,
-    token t of this head starts at row p * page_rows + head * head_row + t, column head * head_column. none: a row
-    past the end.
+    """TOKENS queries of one kv head's group, 128 rows. The third grid index is the part of what they see; results of
+    several parts go to parts_out and parts_lse [parts, queries_all, heads, ...]. k_desc, v_desc: the pages as rows of a
+    token's stride; page p, token t of this head starts at row p * page_rows + head * head_row + t, column head *
+    head_column. none: a row past the end.
     """
     record = items + gl.program_id(0) * 8
-    head = gl.program_id(1)
+    head, part = gl.program_id(1), gl.program_id(2)
     seq = gl.load(record).to(gl.int64)
     first, queries = gl.load(record + 1), gl.load(record + 2)
     q_start, length = gl.load(record + 3).to(gl.int64), gl.load(record + 4)
-    if seq < 0:
+    parts = gl.load(record + 5)
+    if (seq < 0) | (part >= parts):
         return
     lowest = gl.maximum(length - queries + first, 0)
     end = gl.maximum(length - queries + gl.minimum(first + TOKENS, queries), 0)
@@ -236,8 +247,13 @@ def hopper_prefill_kernel(
         tiles = tiles - gl.maximum(lowest - window + 1, 0) // BLOCK
         # the last query's window starts latest: tiles from there up are not cut by it
         plain_end = gl.minimum(last + 1 - (gl.maximum(end - window, 0) + BLOCK - 1) // BLOCK, tiles)
-        masked = gl.minimum(masked, tiles)
-        plain_end = gl.maximum(plain_end, masked)
+    # part 0 has the last tiles
+    begin = tiles * part // parts
+    tiles = gl.maximum(tiles * (part + 1) // parts - begin, 1)
+    last -= begin
+    masked = gl.minimum(gl.maximum(masked - begin, 1), tiles)
+    plain_end = gl.maximum(gl.minimum(plain_end - begin, tiles), masked)
+    parts_row = gl.where(parts > 1, part.to(gl.int64) * queries_all * (HEADS * GROUP), -1)
 
     HALVES: gl.constexpr = DIM // 64
     dtype: gl.constexpr = q.dtype.element_ty
@@ -262,13 +278,14 @@ def hopper_prefill_kernel(
     fence_async_shared()
     bars = (k_ready, k_free, v_ready, v_free)
     table = tables + seq * table_stride
+    outs = (out, lse, parts_out, parts_lse, parts_row)
+    queries_of = (first, queries, q_start, length)
+    span = (last, tiles, masked, plain_end)
     gl.warp_specialize([
-        (compute, (q, out, lse, sinks, q_tiles, k_tiles, v_tiles, bars, first, queries, q_start, length, scale, window,
-                   q_token, q_head, head, last, tiles, masked, plain_end,
-                   0, HEADS, GROUP, TOKENS, DIM, BLOCK, STAGES, WINDOW, SINKS)),
-        (compute, (q, out, lse, sinks, q_tiles, k_tiles, v_tiles, bars, first, queries, q_start, length, scale, window,
-                   q_token, q_head, head, last, tiles, masked, plain_end,
-                   1, HEADS, GROUP, TOKENS, DIM, BLOCK, STAGES, WINDOW, SINKS)),
+        (compute, (q, outs, sinks, q_tiles, k_tiles, v_tiles, bars, queries_of, span, scale, window, q_token, q_head,
+                   head, part, 0, HEADS, GROUP, TOKENS, DIM, BLOCK, STAGES, WINDOW, SINKS)),
+        (compute, (q, outs, sinks, q_tiles, k_tiles, v_tiles, bars, queries_of, span, scale, window, q_token, q_head,
+                   head, part, 1, HEADS, GROUP, TOKENS, DIM, BLOCK, STAGES, WINDOW, SINKS)),
         (feed, (k_desc, v_desc, k_boxes, v_boxes, v_atoms, bars, table, last, tiles, length, page_rows,
                 head * head_row, head * head_column, none, PAGE, BLOCK, HALVES, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip

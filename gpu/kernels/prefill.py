@@ -6,7 +6,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from radixkv.gpu.kernels.tiles import capped, load_tile, normalised, product, softmax_step, token_rows, with_sinks
+from radixkv.gpu.kernels.tiles import (
+    LOG2E,
+    capped,
+    load_tile,
+    normalised,
+    product,
+    softmax_step,
+    token_rows,
+    with_sinks,
+)
 
 
 @triton.jit
@@ -48,19 +57,23 @@ def over_tiles(
 
 @triton.jit
 def prefill_kernel(
-    q, k_pages, v_pages, tables, items, out, lse, sinks, k_scales, v_scales, scale, cap, k_scale, v_scale, window,
-    q_token, q_head, page_stride, token_stride, head_stride, s_page, s_token, s_head, table_stride,
+    q, k_pages, v_pages, tables, items, out, lse, parts_out, parts_lse, sinks, k_scales, v_scales, scale, cap, k_scale,
+    v_scale, window, queries_all, q_token, q_head, page_stride, token_stride, head_stride, s_page, s_token, s_head,
+    table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr,
     PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS queries of one kv head's group: row r is query r // GROUP, head r % GROUP."""
+    """TOKENS queries of one kv head's group: row r is query r // GROUP, head r % GROUP. The third grid index is the
+    part of what they see; results of several parts go to parts_out and parts_lse [parts, queries_all, heads, ...].
+    """
     record = items + tl.program_id(0) * 8
-    head = tl.program_id(1)
+    head, part = tl.program_id(1), tl.program_id(2)
     seq = tl.load(record).to(tl.int64)
     first, queries = tl.load(record + 1), tl.load(record + 2)
     q_start, length = tl.load(record + 3).to(tl.int64), tl.load(record + 4)
-    if seq < 0:
+    parts = tl.load(record + 5)
+    if (seq < 0) | (part >= parts):
         return
     r = tl.arange(0, ROWS)
     d = tl.arange(0, PAD)
@@ -86,8 +99,14 @@ def prefill_kernel(
     whole = (lowest + 1) // BLOCK * BLOCK
     if WINDOW:
         begin = tl.maximum(lowest - window + 1, 0) // BLOCK * BLOCK
+    count = (end - begin + BLOCK - 1) // BLOCK
+    end = tl.minimum(begin + count * (part + 1) // parts * BLOCK, end)
+    begin += count * part // parts * BLOCK
+    whole = tl.minimum(whole, end)
+    if WINDOW:
         # the last query's window starts latest
-        clear = tl.minimum((tl.maximum(end - window, 0) + BLOCK - 1) // BLOCK * BLOCK, end)
+        latest = length - queries + tl.minimum(first + TOKENS, queries)
+        clear = tl.minimum((tl.maximum(latest - window, 0) + BLOCK - 1) // BLOCK * BLOCK, end)
         clear = tl.maximum(clear, begin)
         acc, top, total = over_tiles(
             acc, top, total, query, position, begin, clear, length, table, k_head, v_head, k_row, v_row, scale, cap,
@@ -109,10 +128,52 @@ def prefill_kernel(
     )  # fmt: skip
     if QUANT == 1:
         acc = acc * v_scale
-    acc, top, total = with_sinks(acc, top, total, sinks, heads, mine, SINKS)
+    if part == 0:
+        acc, top, total = with_sinks(acc, top, total, sinks, heads, mine, SINKS)
     rows, sums = normalised(acc, top, total)
     row = (q_start + token) * (HEADS * GROUP) + heads
-    tl.store(
-        out + row[:, None] * DIM + d[None, :], rows.to(out.dtype.element_ty), mask=mine[:, None] & (d < DIM)[None, :]
-    )
+    inside = mine[:, None] & (d < DIM)[None, :]
+    if parts == 1:
+        tl.store(out + row[:, None] * DIM + d[None, :], rows.to(out.dtype.element_ty), mask=inside)
+        tl.store(lse + row, sums, mask=mine)
+    else:
+        row += part * queries_all * (HEADS * GROUP)
+        tl.store(parts_out + row[:, None] * DIM + d[None, :], rows, mask=inside)
+        tl.store(parts_lse + row, sums, mask=mine)
+
+
+@triton.jit
+def prefill_merge_kernel(
+    items, parts_out, parts_lse, out, lse, queries_all,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK rows of an item whose results lie in several parts; a part that saw nothing weighs nothing."""
+    record = items + tl.program_id(0) * 8
+    head = tl.program_id(1)
+    first, queries = tl.load(record + 1), tl.load(record + 2)
+    q_start, parts = tl.load(record + 3).to(tl.int64), tl.load(record + 5)
+    if (tl.load(record) < 0) | (parts == 1):
+        return
+    r = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    d = tl.arange(0, PAD)
+    token = first + r // GROUP
+    mine = (r < TOKENS * GROUP) & (token < queries)
+    row = (q_start + token) * (HEADS * GROUP) + head * GROUP + r % GROUP
+    inside = mine[:, None] & (d < DIM)[None, :]
+    top = tl.full([BLOCK], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    acc = tl.zeros([BLOCK, PAD], tl.float32)
+    for part in range(parts):
+        at = row + part * queries_all * (HEADS * GROUP)
+        seen = tl.load(parts_lse + at, mask=mine, other=-float("inf")) * LOG2E
+        values = tl.load(parts_out + at[:, None] * DIM + d[None, :], mask=inside, other=0.0)
+        higher = tl.maximum(top, seen)
+        anchor = tl.where(higher == -float("inf"), 0.0, higher)
+        age, weight = tl.exp2(top - anchor), tl.exp2(seen - anchor)
+        total = total * age + weight
+        acc = acc * age[:, None] + values * weight[:, None]
+        top = higher
+    rows, sums = normalised(acc, top, total)
+    tl.store(out + row[:, None] * DIM + d[None, :], rows.to(out.dtype.element_ty), mask=inside)
     tl.store(lse + row, sums, mask=mine)

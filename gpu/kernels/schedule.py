@@ -12,7 +12,7 @@ import triton.language as tl
 
 ITEM = tl.constexpr(8)
 """int32 fields of an item: decode (sequence, start, end, length, parts, first part, 0, 0), prefill (sequence, first
-query, queries, first row of q, length, 0, 0, 0). A sequence of -1 is no item."""
+query, queries, first row of q, length, parts, 0, 0). A sequence of -1 is no item."""
 
 
 @triton.jit
@@ -80,10 +80,13 @@ def decode_schedule(
 
 @triton.jit
 def prefill_schedule(
-    starts, lengths, items, batch, capacity,
-    BATCH_PAD: tl.constexpr, CAPACITY_PAD: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr,
+    starts, lengths, items, batch, capacity, window, parts,
+    BATCH_PAD: tl.constexpr, CAPACITY_PAD: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    LEAST: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """List the query tiles of TOKENS new tokens; starts: [batch + 1] first row of q of each sequence."""
+    """List the query tiles of TOKENS new tokens; starts: [batch + 1] first row of q of each sequence. What a tile sees
+    is cut into at most ``parts`` parts of LEAST tiles of BLOCK tokens or more.
+    """
     b = tl.arange(0, BATCH_PAD)
     live = b < batch
     start = tl.load(starts + b, mask=live, other=0)
@@ -103,9 +106,13 @@ def prefill_schedule(
         record = items + (first + j) * ITEM
         tl.store(record, b, mask=mask)
         # the last tile sees the most context
-        tl.store(record + 1, (tiles - 1 - j) * TOKENS, mask=mask)
+        query = (tiles - 1 - j) * TOKENS
+        low = tl.where(window > 0, tl.maximum(n - queries + query - window + 1, 0) // BLOCK * BLOCK, 0)
+        seen = n - queries + tl.minimum(query + TOKENS, queries) - low
+        tl.store(record + 1, query, mask=mask)
         tl.store(record + 2, queries, mask=mask)
         tl.store(record + 3, start, mask=mask)
         tl.store(record + 4, n, mask=mask)
+        tl.store(record + 5, tl.maximum(tl.minimum(seen // (BLOCK * LEAST), parts), 1), mask=mask)
     i = tl.arange(0, CAPACITY_PAD)
     tl.store(items + i * ITEM, -1, mask=(i >= tl.sum(tiles, axis=0)) & (i < capacity))

@@ -78,7 +78,7 @@ def test_the_rule_takes_what_the_kernel_was_built_for(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("page", [8, 16, 32, 64, 128])
-@pytest.mark.parametrize("options", [{}, {"window": 200}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 200}, {"sinks": True}, {"parts": 3}], ids=str)
 def test_both_kernels_agree(where: str, page: int, dim: int, options: dict[str, Any]) -> None:
     counts = [1, 300, 0, 129, 64, 7]
     batch = Batch(

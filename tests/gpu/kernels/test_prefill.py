@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+
+from radixkv.gpu.prefill import PrefillPlan, parts_of
 
 from .parts import TOLERANCE, Batch, check
 from .test_decode import FLOATS, needs, ramp
@@ -30,6 +34,24 @@ def test_f8_query_heads_per_kv_head(where: str, group: int) -> None:
     batch = Batch(where, [100, 20], heads=(2 * group, 2), seed=group)
     q = batch.normal(55, 2 * group, 64)
     check(batch.prefill(q, [35, 20]), batch.reference(q, [35, 20]), 2e-3)
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize("options", [{}, {"window": 1200}, {"sinks": True}, {"softcap": 15.0}], ids=str)
+def test_few_new_tokens_over_a_long_context_in_parts(where: str, parts: int, options: dict[str, Any]) -> None:
+    counts = [3, 40, 0, 70]
+    batch = Batch(where, [2777, 40, 600, 1100], seed=parts)
+    q, sinks = batch.normal(sum(counts), 4, 64), batch.normal(4)
+    run = {"sinks": sinks.to(where)} if "sinks" in options else None
+    wanted = {**options, "sinks": sinks} if run else options
+    check(batch.prefill(q, counts, run, parts=parts, **options), batch.reference(q, counts, **wanted), 2e-3)
+
+
+def test_parts_fill_the_device_and_no_more(where: str) -> None:
+    assert [parts_of(n, torch.device("cpu")) for n in (1, 2, 3, 4, 100)] == [4, 2, 1, 1, 1]
+    shape: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 64, "page_tokens": 16, "device": "cpu"}
+    assert PrefillPlan(1, 64, **shape).parts == 4
+    assert PrefillPlan(1, 300, **shape).parts == 1
 
 
 def test_f14_rows_see_their_own_past(where: str) -> None:
