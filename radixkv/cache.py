@@ -28,7 +28,7 @@ from radixkv.media import Span
 from radixkv.plane import Plane
 from radixkv.prefetch import Job, prefetch
 from radixkv.protocols import Device, Mover
-from radixkv.report import NamespaceStats
+from radixkv.report import NamespaceStats, Undeleted
 from radixkv.restore import Restore
 from radixkv.stats import Stats
 from radixkv.types import Tokens
@@ -342,12 +342,20 @@ class Cache:
         with self._lock:
             return report.totals(self._plane)
 
-    def namespaces(self, salt: bytes | None = None) -> list[NamespaceStats]:
-        """Every namespace that holds something or is in use, or only those with ``salt``. Each is a picture of its own
-        moment.
+    def namespaces(
+        self, salt: bytes | None = None, wanted: Callable[[bytes], bool] | None = None
+    ) -> list[NamespaceStats]:
+        """Every namespace that holds something or is in use; if given, only those with ``salt``, and of them those
+        whose root key is ``wanted``. Each is a picture of its own moment.
         """
         self._check_open()
-        return list(report.namespaces(self._plane, salt))
+        return list(report.namespaces(self._plane, salt, wanted))
+
+    def undeleted(self) -> Undeleted:
+        """Chunks that are to leave the disk tier and are still there."""
+        with self._lock:
+            self._plane.drain()
+            return report.undeleted(self._plane)
 
     def _known_key(self, prompt: Tokens, media: Sequence[Span]) -> bytes:
         """Match-key bytes of a prompt, up to a span of unknown content."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from radixkv.core import host_chunks
@@ -38,6 +38,16 @@ class NamespaceStats:
     disk_bytes: int
     open_leases: int
     last_use: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undeleted:
+    """Chunks that nobody is served from and that take room on disk. deleting: the disk is at it; failed: it could not,
+    or they cannot be reached since a restart.
+    """
+
+    deleting: int
+    failed: int
 
 
 def usage(plane: Plane) -> Uses:
@@ -96,9 +106,18 @@ def stats(plane: Plane) -> Stats:
     )
 
 
-def namespaces(plane: Plane, salt: bytes | None = None) -> Iterator[NamespaceStats]:
-    """Each namespace that holds something or is in use (only those with ``salt``, if given). Takes the lock for one at
-    a time: the list is no single picture, and a large cache is not stopped for all of it.
+def undeleted(plane: Plane) -> Undeleted:
+    """What is to leave the disk tier and has not yet; other models' chunks are none of it."""
+    stored = plane.residency.stored
+    return Undeleted(len(stored.deleting), len(stored.strays.keys() - stored.foreign))
+
+
+def namespaces(
+    plane: Plane, salt: bytes | None = None, wanted: Callable[[bytes], bool] | None = None
+) -> Iterator[NamespaceStats]:
+    """Each namespace that holds something or is in use (only those with ``salt``, and of them those whose root key is
+    ``wanted``, if given). Takes the lock for one at a time: the list is no single picture, and a large cache is not
+    stopped for all of it.
     """
     names = plane.core.disk.names() if plane.core.disk is not None else {}
     storage = len(plane.core.storage)
@@ -107,6 +126,8 @@ def namespaces(plane: Plane, salt: bytes | None = None) -> Iterator[NamespaceSta
     for root in roots:
         named = dict(names.get(root.key, ())[: -storage or None])
         if salt is not None and not _has_salt(plane, root, named, salt):
+            continue
+        if wanted is not None and not wanted(root.key):
             continue
         with plane.lock:
             yield _report(plane, root, named)

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 MISSING_CLI = "radixkv: the command line needs typer and rich; install radixkv with its [cli] extra"
 INTERRUPTED = 130
 """Exit status after an interrupt from the keyboard, as shells have it."""
-COMMANDS = {"demo": "radixkv.cli.demo", "doctor": "radixkv.cli.doctor", "store": "radixkv.cli.store"}
+COMMANDS = {name: f"radixkv.cli.{name}" for name in ("demo", "doctor", "store", "serve", "config")}
 """Command to the module whose function, or typer application, of the same name it is; a module is imported when its
 command is asked for.
 """
+FREE_FLAGS = {"serve", "config"}
+"""Commands that take every name of the configuration as a flag."""
 
 
 def build_app() -> typer.Typer:
@@ -39,7 +41,8 @@ def build_app() -> typer.Typer:
             if isinstance(found, typer.Typer):
                 single.add_typer(found, name=cmd_name)
                 return get_command(single).commands[cmd_name]  # type: ignore[attr-defined]
-            single.command(name=cmd_name)(found)
+            free = {"allow_extra_args": True, "ignore_unknown_options": True} if cmd_name in FREE_FLAGS else None
+            single.command(name=cmd_name, context_settings=free)(found)
             return get_command(single)
 
     app = typer.Typer(

@@ -39,9 +39,9 @@ def test_help_names_the_commands() -> None:
 
 
 def test_unknown_command_is_one_clear_error() -> None:
-    result = radixkv_command("serve")
+    result = radixkv_command("frobnicate")
     assert result.returncode == 2
-    assert "serve" in result.stderr
+    assert "frobnicate" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -1,0 +1,69 @@
+"""Bearer tokens: who asks, and what that lets them see."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+
+from radixkv.api.options import ServiceConfig, check_secret
+from radixkv.api.problems import ProblemError
+from radixkv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. salt: of the tenant that the token is bound to; None: everything is theirs."""
+
+    salt: bytes | None = None
+
+
+ANYBODY = Caller()
+
+
+class Guard:
+    """The configured tokens, as digests of one length: comparing them takes the same time for all."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._known = [(_digest(secret), ANYBODY) for secret in [_secret(config)] if secret]
+        self._known += [(_digest(tenant.token), Caller(tenant.salt.encode())) for tenant in config.tenants]
+        self._reads = config.reads_need_token
+
+    def caller(self, request: Request, *, changes: bool) -> Caller:
+        """Who asks. Raises ProblemError: 403 (the route is off: no token is configured) or 401."""
+        given = request.headers.get("authorization")
+        if changes and not self._known:
+            raise ProblemError(
+                403, "no-token-configured", "this route is off: the service has no bearer token configured"
+            )
+        if given is None and not changes and not self._reads:
+            return ANYBODY
+        found: Caller | None = None
+        scheme, _, secret = (given or "").partition(" ")
+        digest = _digest(secret.strip())
+        for known, caller in self._known:  # all of them, whatever the first says
+            if hmac.compare_digest(known, digest):
+                found = caller
+        if found is None or scheme.lower() != "bearer":
+            raise ProblemError(
+                401, "unauthorized", "a bearer token is needed", {"www-authenticate": 'Bearer realm="radixkv"'}
+            )
+        return found
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("latin-1", "replace")).digest()
+
+
+def _secret(config: ServiceConfig) -> str:
+    if not config.token_file:
+        return config.token
+    try:
+        secret = Path(config.token_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"serve.token_file {config.token_file} cannot be read: {error}") from None
+    check_secret(f"what serve.token_file {config.token_file} holds", secret)
+    return secret

@@ -1,0 +1,156 @@
+"""Request bodies: read within limits, parsed strictly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from radixkv.api.problems import ProblemError, overloaded
+
+T = TypeVar("T")
+
+SMALL_BODY = 1 << 18
+"""Bodies up to this many bytes are read at once; of larger ones only a few at a time."""
+LARGE_AT_ONCE = 8
+
+
+class Bodies:
+    """Reads bodies of one service. max_bytes, timeout_s: of each."""
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    async def read(self, request: Request) -> bytes:
+        """The body. Raises ProblemError: 415 (no JSON), 413 (too large, before it is read where its length is given),
+        408 (too slow), 503 (too many large ones under way).
+        """
+        _check_type(request)
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise self._too_large()
+        if request.headers.get("transfer-encoding") is None and length.isdecimal() and int(length) <= SMALL_BODY:
+            message = await self._next(request, self._timeout_s)
+            body: bytes = message.get("body", b"")
+            if not message.get("more_body"):
+                return body
+            return await self._rest(request, bytearray(body))
+        return await self._rest(request, bytearray())
+
+    async def _rest(self, request: Request, body: bytearray) -> bytes:
+        """What follows ``body``, which grows."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        large = False
+        try:
+            more = True
+            while more:
+                message = await self._next(request, deadline - loop.time())
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > self._max_bytes:
+                    raise self._too_large()
+                if len(body) > SMALL_BODY and not large:
+                    await self._turn(deadline - loop.time())
+                    large = True
+            return bytes(body)
+        finally:
+            if large:
+                self._large.release()
+
+    async def _turn(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._large.acquire()
+        except TimeoutError:
+            raise overloaded("too many large bodies are being read") from None
+
+    async def _next(self, request: Request, seconds: float) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                message = await request.receive()
+        except TimeoutError:
+            raise ProblemError(
+                408, "slow-body", f"the body did not arrive within {self._timeout_s:g} seconds"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        return message
+
+    def _too_large(self) -> ProblemError:
+        return ProblemError(413, "body-too-large", f"the body is over the limit of {self._max_bytes} bytes")
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection: nobody reads an answer."""
+
+
+def _check_type(request: Request) -> None:
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    charset = parameters.strip().lower()
+    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
+        raise ProblemError(415, "not-json", "the body must be JSON in UTF-8, sent as content-type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ProblemError(415, "encoded-body", "a body must be sent as it is, without a content-encoding")
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """A body as a value of ``kind``: strict JSON (UTF-8, no key twice, no NaN, no lone surrogate), strictly converted.
+    Raises ProblemError: 400 (no such JSON) or 422 (naming the place).
+    """
+    try:
+        text = body.decode()
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        if "\\u" in text:
+            _check_text(value)
+    except RecursionError:
+        raise ProblemError(400, "malformed-json", "the body is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ProblemError(400, "malformed-json", f"the body is no UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise ProblemError(400, "malformed-json", f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    except ValueError as error:
+        raise ProblemError(400, "malformed-json", str(error)[:200]) from None
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ProblemError(422, "invalid-request", str(error)) from None
+    except (RecursionError, OverflowError) as error:
+        raise ProblemError(422, "invalid-request", str(error)[:200]) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {ascii(key)[:80]} stands twice in one object")
+            seen.add(key)
+    return out
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _check_text(value: Any) -> None:
+    """Raise UnicodeEncodeError's parent, ValueError, for half a character written as an escape."""
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.keys()
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value
+        elif isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("a text holds a lone surrogate") from None
