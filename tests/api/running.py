@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from fastapi import FastAPI
@@ -112,3 +115,21 @@ def resident_bytes(process: int) -> int:
     """Memory that a process has."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def health_seconds(url: str, count: int) -> list[float]:
+    """Seconds until each of ``count`` health calls, all sent at once, has its answer."""
+    address = urlsplit(url)
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S))
+            for _ in range(count)
+        ]
+        began = time.perf_counter()
+        for connection in connections:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        seconds = []
+        for connection in connections:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            seconds.append(time.perf_counter() - began)
+        return seconds
