@@ -89,8 +89,9 @@ class PolicyConfig:
     """What to keep and what to try. eviction: victim order ("lru"). min_partial_tokens: shortest part of a page worth a
     copy-on-write.
 
-    partial_children: children looked at for a partly common page. load_retries: reads of a chunk that may fail before
-    it is lost. load_timeout_s: the longest ``lease.wait`` waits for outer tiers before it settles for what is there.
+    partial_children: children looked at for a partly common page. load_retries: reads of a chunk, or copies of it to
+    the device, that may fail before it is lost. load_timeout_s: the longest ``lease.wait`` waits for outer tiers before
+    it settles for what is there.
 
     prefill_tokens_per_s: how fast the engine computes prompt tokens, so that what is faster to compute is not loaded
     (0: learned from ``cache.observe_prefill``; until then everything cached is loaded).

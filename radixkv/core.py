@@ -25,10 +25,11 @@ from radixkv.types import PageIds
 
 class Flight:
     """A plan under way. record: the chunk it moves, if one; pages: device pages held for it, if any; landed: applied
-    when it ends. ahead: bytes of its kind under way when it was submitted, its own included.
+    when it ends; failures: times it has failed and was tried again. ahead: bytes of its kind under way when it was
+    submitted, its own included.
     """
 
-    __slots__ = ("ahead", "landed", "pages", "plan", "record")
+    __slots__ = ("ahead", "failures", "landed", "pages", "plan", "record")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Flight:
         self.landed = landed
         self.record = record
         self.pages = pages
+        self.failures = 0
 
 
 class FenceHolds:

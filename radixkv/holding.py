@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from radixkv.coverage import Part
 from radixkv.estimate import Decision
@@ -96,6 +97,7 @@ class Holding:
         "closed",
         "committed",
         "decision",
+        "failed",
         "length",
         "namespace",
         "prompt_tokens",
@@ -120,6 +122,7 @@ class Holding:
         those of them it need not compute.
         """
         self.closed = False
+        self.failed = False  # a page it reads never came
         self._plane = plane
         self._root = root
         self.namespace = namespace
@@ -246,6 +249,29 @@ class Holding:
         target.pin(depth)
         self._plane.tree.unpin(here, self._depth)
         self._node, self._depth = target, depth
+
+    def spoil(self, bad: npt.NDArray[np.bool_]) -> None:
+        """See ``withdraw.Holder``."""
+        if bad[self._table[: self._entries]].any():
+            self.failed = True
+            if self._load is not None:
+                self._load.drop()
+
+    def retreat(self, node: Node, depth: int) -> bool:
+        """See ``withdraw.Holder``."""
+        here = at = self._node.at(self._depth)
+        while here is not node and here.parent is not None:
+            here = here.parent
+        if here is not node or self._depth <= depth:
+            return False
+        tree = self._plane.tree
+        first = depth * tree.page_tokens
+        if not self.failed and first < self._base:
+            self._tokens = tree.tokens_between(at, depth, self._base // tree.page_tokens) + self._tokens
+            self._base = first
+        self._plane.pool.retain(self._table[depth : self._depth])
+        self._move_pin(depth)
+        return True
 
     def _give_back(self) -> None:
         plane, depth = self._plane, self._depth

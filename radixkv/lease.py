@@ -53,7 +53,9 @@ class Lease(Holding):
         """Settled, and no load still writes a page of the block table: ``wait`` would return at once."""
         pool = self._plane.pool
         with self._plane.lock:
-            return self._load is None and not (pool.n_incoming and pool.incoming[self._table[: self._entries]].any())
+            if self._load is not None or self.failed:
+                return False
+            return not (pool.n_incoming and pool.incoming[self._table[: self._entries]].any())
 
     @property
     def hit(self) -> Hit:
@@ -87,7 +89,8 @@ class Lease(Holding):
 
         What has not been read from an outer tier at the deadline (``decision.deadline_s`` after ``acquire``, else
         ``policy.load_timeout_s``) is given up for compute: the lease settles for what is there. Raises LeaseClosed;
-        RadixKVError if a copy to the device does not end by then.
+        RadixKVError if a copy to the device does not end by then, or has failed ``policy.load_retries`` times
+        (``failed``: every verb raises then; close the lease, and acquire again).
         """
         plane, core = self._plane, self._plane.core
         load = self._load
@@ -95,8 +98,8 @@ class Lease(Holding):
         deadline = deadline or core.clock() + core.config.policy.load_timeout_s
         while True:
             with plane.lock:
-                self._check_open(settled=False)
                 self._plane.drain()
+                self._check_open(settled=False)
                 if self.ready:
                     return
                 left = deadline - core.clock()
@@ -205,6 +208,8 @@ class Lease(Holding):
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
             data = self._check_prompt(array.tobytes(), first)
             plane.drain()
+            if self.failed:
+                self._check_open()
             if last == first:
                 return
             size = plane.tree.page_tokens
@@ -215,6 +220,12 @@ class Lease(Holding):
             known = self._known(last) // size
             if known > self._depth:
                 self._publish(known)
+
+    def publish_again(self) -> None:
+        """See ``withdraw.Holder``."""
+        known = self._known(self.committed) // self._plane.tree.page_tokens
+        if known > self._depth and not self.failed:
+            self._publish(known)
 
     def _known(self, end: int) -> int:
         """Leading tokens, of ``end``, that stand before media of unknown content."""
@@ -267,27 +278,33 @@ class Lease(Holding):
             raise ValueError(f"keep must be a count of at least 0, not {keep!r}")
         plane = self._plane
         with plane.lock:
-            if self.closed:
-                return
-            self.closed = True
-            plane.ended(self)
-            plane.drain()
-            loading, end = self._load is not None, self.committed
-            if keep is not None:
-                end = min(max(keep, self._matched), end)
-            if self._load is not None:
-                self._load.drop()
-            else:
-                self._end(end, fence)
-            self._give_back()
-            if end < self.committed and not loading:
-                tokens = self._tokens[4 * (self._depth * plane.tree.page_tokens - self._base) :]
-                upper = cut(plane.residency, self._node, self._depth, tokens, end)
-                if upper is not None and upper.tails:
-                    plane.stores.add(upper, upper.end, upper.tails[-1].edge)
-            self._table, self._entries, self._spare, self._duplicates = NO_PAGES, 0, NO_PAGES, ()
-            if plane.stores.jobs:
-                plane.stores.offer(EAGER_STORES)
+            if not self.closed:
+                plane.drain()
+                self.finish(keep, fence)
+
+    def finish(self, keep: int | None = None, fence: Fence | None = None) -> None:
+        """``close``, on the way of something else: under the lock, and without a look at what has ended."""
+        plane = self._plane
+        self.closed = True
+        plane.ended(self)
+        loading, end = self._load is not None or self.failed, self.committed
+        if keep is not None:
+            end = min(max(keep, self._matched), end)
+        if self._load is not None:
+            self._load.drop()
+        elif not self.failed:
+            self._end(end, fence)
+        elif fence is not None:
+            self._fence_rest(fence)
+        self._give_back()
+        if end < self.committed and not loading:
+            tokens = self._tokens[4 * (self._depth * plane.tree.page_tokens - self._base) :]
+            upper = cut(plane.residency, self._node, self._depth, tokens, end)
+            if upper is not None and upper.tails:
+                plane.stores.add(upper, upper.end, upper.tails[-1].edge)
+        self._table, self._entries, self._spare, self._duplicates = NO_PAGES, 0, NO_PAGES, ()
+        if plane.stores.jobs:
+            plane.stores.offer(EAGER_STORES)
 
     def abandon(self) -> None:
         """Give everything back and publish nothing: the acquire that made this lease fails."""
@@ -317,5 +334,7 @@ class Lease(Holding):
     def _check_open(self, *, settled: bool = True) -> None:
         if self.closed:
             raise LeaseClosed("the lease is closed")
+        if self.failed:
+            raise RadixKVError("cached pages could not be copied to the device: close the lease and acquire again")
         if settled and self._load is not None:
             raise LeaseNotSettled("the lease still waits for outer tiers: call wait or poll first")

@@ -8,13 +8,16 @@ memory, so a prompt longer than the host cache and the staging buffers together 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from radixkv.core import Flight
 from radixkv.coverage import Part
+from radixkv.evict import unblock
 from radixkv.node import DISK, HOST, ChunkRecord, State
 from radixkv.plan import Done, LoadPlan, Outcome, ReadPlan
 from radixkv.types import PageIds
+from radixkv.withdraw import Holder, withdraw
 from radixkv.writes import Writes
 
 
@@ -56,6 +59,7 @@ class Loads:
         self.reading = 0  # bytes under way from disk to host memory
         self.loading = 0  # bytes under way from host memory to the device
         self.refused: list[Flight] = []  # loads that failed and that the movers did not take again
+        self.failed: list[Flight] = []  # loads that have failed as often as the policy allows: see ``give_up``
 
     def hold(self, parts: list[Part]) -> None:
         """Keep records and host slots of a plan from becoming victims, before any room is made for it."""
@@ -256,15 +260,38 @@ class Loads:
         if done.outcome is not Outcome.OK:
             # the pages may be in the tree already: nobody may read them until a copy has worked
             core.counters.load_failures += 1
-            self._load_again(flight)
+            flight.failures += 1
+            if flight.failures < core.config.policy.load_retries:
+                self._load_again(flight)
+            else:
+                core.flights[plan.id] = flight
+                self.failed.append(flight)
             return
-        core.pool.unhold(flight.pages, write=True, load=True)
-        (core.staging if plan.staging else core.slots).unpin(plan.slot)
-        record.busy -= 1
         core.counters.loads += 1
-        nbytes = len(flight.pages) * core.layout.page_bytes
-        self.loading -= nbytes
         core.estimates.host.add(flight.ahead, done.total_s)
-        core.counters.loaded_bytes += nbytes
+        core.counters.loaded_bytes += len(flight.pages) * core.layout.page_bytes
         core.counters.load_s += done.seconds
+        self._let_go(flight, plan, record)
+
+    def give_up(self, leases: Sequence[Holder]) -> None:
+        """Copies that have failed for good: their pages leave the tree, leases on them fail, and the host copy, which
+        may be the cause, is lost.
+        """
+        failed, self.failed = self.failed, []
+        for flight in failed:
+            plan, record = flight.plan, flight.record
+            assert isinstance(plan, LoadPlan) and record is not None and flight.pages is not None
+            withdraw(self.core.tree, record, plan.first_page, flight.pages, leases)
+            if record.slot == plan.slot and not plan.staging:
+                self.residency.lose(record, HOST)
+            del self.core.flights[plan.id]
+            self._let_go(flight, plan, record)
+            unblock(self.core.tree)
+
+    def _let_go(self, flight: Flight, plan: LoadPlan, record: ChunkRecord) -> None:
+        assert flight.pages is not None
+        self.loading -= len(flight.pages) * self.core.layout.page_bytes
+        self.core.pool.unhold(flight.pages, write=True, load=True)
+        (self.core.staging if plan.staging else self.core.slots).unpin(plan.slot)
+        record.busy -= 1
         self.residency.idle(record)

@@ -76,12 +76,14 @@ class Plane:
         core = self.core
         while self.dropped:
             self.core.counters.dropped_leases += 1
-            self.dropped.popleft().close()
+            self.dropped.popleft().finish()
         if core.fences:
             core.poll_fences(FENCES)
         if core.flights:
             core.land()
             self.loads.start_waiting()
+            if self.loads.failed:
+                self.loads.give_up(self.leases)
         if self.jobs:
             for job in list(self.jobs):
                 job.advance()

@@ -69,7 +69,7 @@ class Job:
         lease = self._lease
         if lease is not None and lease.settled:
             self.moved_tokens = lease.loading_tokens
-            self._short = self.moved_tokens < self.wanted_tokens
+            self._short = self.moved_tokens < self.wanted_tokens or lease.failed
             self._end()
 
     def plan_parts(self) -> list[Part]:

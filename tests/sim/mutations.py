@@ -76,7 +76,7 @@ MUTATIONS = (
                 "        (core.staging if staging else core.slots).pin(slot)\n        record.busy += 1\n",
                 "        record.busy += 1\n",
             ),
-            ("        (core.staging if plan.staging else core.slots).unpin(plan.slot)\n", ""),
+            ("        (self.core.staging if plan.staging else self.core.slots).unpin(plan.slot)\n", ""),
         ),
     ),
     _one(

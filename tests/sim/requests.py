@@ -76,7 +76,9 @@ class Requests:
     # acts
 
     def lives(self, session: Session) -> bool:
-        """Neither closed nor of a process that has ended."""
+        """Neither closed nor of a process that has ended, nor on pages that never came."""
+        if session in self.world.sessions and session.lease.failed:
+            self._has_failed(session)
         return session in self.world.sessions
 
     def open(
@@ -134,12 +136,27 @@ class Requests:
         try:
             session.lease.wait()
         except RadixKVError:
+            if session.lease.failed:
+                self._has_failed(session)
+                return False
             assert clock.now - start > 0.99 * LOAD_TIMEOUT_S, "given up before the deadline"
             assert session.lease.settled, "at the deadline a lease settles for what is there"
             return False
         assert session.lease.ready
         self._settled(session)
         return True
+
+    def _has_failed(self, session: Session) -> None:
+        """A load of its pages has failed for good: every verb but ``close`` raises."""
+        lease, failures = session.lease, self.world.stats.load_failures
+        assert failures >= self.world.config.policy.load_retries and not lease.ready
+        for act in (lease.wait, lambda: lease.append(1), lambda: lease.commit([]), lease.fork):
+            try:
+                act()
+            except RadixKVError:
+                continue
+            raise AssertionError("a lease on pages that never came takes work")
+        self.world.land_later(session.close(lag=self.lag()))
 
     def _settled(self, session: Session) -> None:
         lease, hit = session.lease, session.lease.hit
