@@ -60,7 +60,9 @@ class Requests:
         return [self.chance.randint(0, 2) for _ in range(self.chance.randint(1, self.world.layout.chunk_tokens))]
 
     def session(self) -> Session | None:
-        return self.chance.choice(self.world.sessions) if self.world.sessions else None
+        """One of the open ones; a failed one ends here."""
+        found = self.chance.choice(self.world.sessions) if self.world.sessions else None
+        return found if found is not None and self.lives(found) else None
 
     def media(self, tokens: list[int]) -> tuple[Span, ...]:
         """At times a piece of media at the start of the prompt or soon after, known or not."""
