@@ -135,3 +135,16 @@ def _least(device: int, chunk: int, pieces: list[_Piece]) -> int:
     while reach // chunk * chunk in whole:
         reach = (reach // chunk + 1) * chunk
     return reach
+
+
+def check_flushed(world: World) -> None:
+    """A flush that left nothing: each conversation end on the device has a record on disk that says all of it."""
+    for root in world.core.tree.all_roots():
+        for node in world.core.tree.nodes(root):
+            for tail in (node.tails or ()) if not root.retired else ():
+                stored = [
+                    record.tail
+                    for record in node.shorts or ()
+                    if record.end == node.end and record.tiers[DISK].state is State.READY
+                ]
+                assert any(said.startswith(tail.edge) for said in stored), "a flush forgot the end of a conversation"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radixkv.media import Span
-from radixkv.plan import LoadPlan, Outcome, ReadPlan
+from radixkv.plan import LoadPlan, Outcome, ReadPlan, WritePlan
+from tests.sim.model import check_flushed
 from tests.sim.requests import Requests
 
 
@@ -45,6 +46,26 @@ def cold_reads(sim: Requests) -> Iterator[str]:
         elif sim.wait(session):
             sim.fill(session)
         yield "waited or closed"
+
+
+def lost_copy(sim: Requests) -> Iterator[str]:
+    """The host gives a conversation's end up before the disk has it: a flush stores it again from the device."""
+    world = sim.world
+    refused = WritePlan in world.mover.refuse
+    world.mover.refuse.add(WritePlan)
+    session = sim.open(sim.prompt() + sim.some(), sim.space())
+    if session is not None:
+        sim.close(session)
+    world.land_fences()
+    world.cache.tick()
+    world.clock.run(0.3)
+    world.cache.clear(tier="host")
+    yield "the host's copy is gone"
+    if not refused:
+        world.mover.refuse.discard(WritePlan)
+    if not world.cache.flush(timeout_s=5.0) and world.tier is not None:
+        check_flushed(world)
+    yield "flushed"
 
 
 def pictures(sim: Requests) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from radixkv.errors import OutOfPages
 from radixkv.plan import LoadPlan, Outcome, StorePlan, WritePlan
-from tests.sim.model import bounds, check_coldest, check_evicted, ends
+from tests.sim.model import bounds, check_coldest, check_evicted, check_flushed, ends
 from tests.sim.requests import Requests
 from tests.sim.world import SPACES
 
@@ -154,6 +154,8 @@ def flush(sim: Requests) -> str:
     start = clock.now
     left = sim.world.cache.flush(timeout_s=wait_s)
     assert clock.now - start < wait_s + 2.0, "flush overruns its deadline"
+    if not left and sim.world.tier is not None:
+        check_flushed(sim.world)
     return f"{wait_s}: {left} left"
 
 
