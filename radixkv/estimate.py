@@ -146,29 +146,26 @@ def decide(
     rate, every = known.prefill, steps[-1].covered
     if not rate:
         return Decision(len(steps), len(steps), every - have)
+    disk_s, disk_slope = known.disk.line()
+    host_s, host_slope = known.host.line()
     whole = max(1, prompt - have) / rate
-    best = Decision(0, len(steps), 0, every - have, 0.0, whole, whole, 0.0, rate)
     least, disk, host = whole * (1 - GAIN), 0, 0
-    for count, step in enumerate(steps, 1):
+    count, covered, load, rest, trial, reads = 0, have, 0.0, whole, False, False
+    for number, step in enumerate(steps, 1):
         host += step.nbytes
         disk += step.nbytes if step.from_disk else 0
-        saved, rest = (step.covered - have) / rate, max(1, prompt - step.covered) / rate
-        trial = disk > 0 and not known.disk.known
-        load = GAIN * saved if trial else _load_s(known, disk, host, step.nbytes, disk_ahead, host_ahead)
-        if load + rest >= least:
-            continue
-        least = load + rest
-        deadline = load if trial else min(saved, max(PATIENCE * load, LEAST_PATIENCE * saved))
-        tokens = step.covered - have
-        best = Decision(
-            count, len(steps), tokens, every - step.covered, load, rest, whole, deadline if disk else 0.0, rate, trial
-        )
-    return best
-
-
-def _load_s(known: Estimates, disk: int, host: int, last: int, disk_ahead: int, host_ahead: int) -> float:
-    """Reads and copies to the device overlap: the longer of them, with the last chunk's copy after the last read."""
-    copies = known.host.seconds(host + host_ahead)
-    if not disk:
-        return copies
-    return max(copies, known.disk.seconds(disk + disk_ahead) + known.host.seconds(last))
+        if disk and not known.disk.known:
+            takes = GAIN * (step.covered - have) / rate
+        else:  # reads and copies overlap: the longer of them, with the last chunk's copy after the last read
+            takes = host_s + host_slope * (host + host_ahead)
+            if disk:
+                last = host_s + host_slope * step.nbytes
+                takes = max(takes, disk_s + disk_slope * (disk + disk_ahead) + last)
+        left = max(1, prompt - step.covered) / rate
+        if takes + left < least:
+            least, count, covered, load, rest = takes + left, number, step.covered, takes, left
+            reads, trial = disk > 0, disk > 0 and not known.disk.known
+    saved = (covered - have) / rate
+    patience = load if trial else min(saved, max(PATIENCE * load, LEAST_PATIENCE * saved))
+    deadline = patience if reads else 0.0
+    return Decision(count, len(steps), covered - have, every - covered, load, rest, whole, deadline, rate, trial)
