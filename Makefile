@@ -1,4 +1,4 @@
-# One entry for people and CI: make demo | test | check | bench. The first one sets up .venv (a few minutes); later ones start at once.
+# One entry for people and CI: make demo | test | check | bench | chaos. The first one sets up .venv (a few minutes); later ones start at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test check sim bench setup clean
+.PHONY: demo test check sim chaos bench setup clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -40,6 +40,10 @@ check: $(READY)
 # Seeds 0 to SEEDS - 1, half a second each. A seed that fails prints how to replay it.
 sim: $(READY)
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),50) $(ARGS)
+
+# Kill, damage and fill disk stores: ROUNDS kills, ten times as many flipped bits, and more. Prints its seed.
+chaos: $(READY)
+	@$(BIN)/python -m tests.chaos --rounds $(or $(ROUNDS),1000) $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from radixkv.plan import Outcome
-from radixkv.tiers.census import delete_record, name_cost, segment_key, take_census
-from radixkv.tiers.index import Gauges, Row, pack_row, unpack_row
+from radixkv.tiers.census import delete_record, name_cost, segment_key, stored_row, take_census
+from radixkv.tiers.index import Gauges, Row, pack_row
 from radixkv.tiers.lmdb_env import Store
 from radixkv.tiers.record import Record, cut
 
@@ -29,12 +29,15 @@ class Put(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one transaction does, in this order. touches: key and new last use. names: root key and the entry for it."""
+    """What one transaction does, in this order. touches: key and new last use. names: root key and the entry for it.
+    rows_only: deletes leave the segments.
+    """
 
     deletes: Sequence[bytes] = ()
     puts: Sequence[Put] = ()
     touches: Sequence[tuple[bytes, int]] = ()
     names: Sequence[tuple[bytes, bytes]] = ()
+    rows_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +69,28 @@ def apply(store: Store, batch: Batch, state: State, capacity_bytes: int, names_l
     certain = True
     with store.writing() as txn:
         for key in batch.deletes:
-            found, row = delete_record(store, txn, key)
-            deleted += found
-            certain &= found == (row is not None)
-            gauges = gauges if row is None else gauges.minus(row)
+            gone = delete_record(store, txn, key, row_only=batch.rows_only)
+            deleted += gone.found
+            certain &= gone.found == (gone.row is not None)
+            gauges = gauges if gone.row is None else gauges.minus(gone.row)
         for put in batch.puts:
-            found, old = _row(store, txn, put.key)
+            found, old = stored_row(store, txn, put.key)
             after = (gauges if old is None else gauges.minus(old)).plus(put.row)
             if (old is not None and not old.same_chunk(put.row)) or after.used_bytes > capacity_bytes:
                 outcomes.append((Outcome.REFUSED, 0))
                 continue
-            delete_record(store, txn, put.key)
-            _store(store, txn, put)
+            stuck = delete_record(store, txn, put.key).stuck
             certain &= found == (old is not None)
+            if stuck:  # LMDB would free pages of others to replace them
+                gauges = gauges if old is None else gauges.minus(old)
+                outcomes.append((Outcome.REFUSED, 0))
+                continue
+            _store(store, txn, put)
             gauges = after
             stored += put.row.cost
             outcomes.append((Outcome.OK, put.row.cost))
         for key, last_use in batch.touches:
-            _, row = _row(store, txn, key)
+            _, row = stored_row(store, txn, key)
             if row is not None and row.last_use != last_use:
                 txn.put(key, pack_row(key, msgspec.structs.replace(row, last_use=last_use)), db=store.index)
         for root, entry in batch.names:
@@ -94,13 +101,7 @@ def apply(store: Store, batch: Batch, state: State, capacity_bytes: int, names_l
     return Applied(State(gauges, names_bytes), outcomes, deleted, stored)
 
 
-def _row(store: Store, txn: Transaction[bytes], key: bytes) -> tuple[bool, Row | None]:
-    """Whether ``key`` has a row, and the row if its checksum fits."""
-    data = txn.get(key, db=store.index)
-    return data is not None, None if data is None else unpack_row(key, data)
-
-
-def _store(store: Store, txn: Transaction[bytes], put: Put) -> None:
+def _store(store: Store, txn: Transaction[memoryview], put: Put) -> None:
     with txn.cursor(store.payload) as cursor:
         cursor.putmulti((segment_key(put.key, number), segment) for number, segment in enumerate(cut(put.record)))
     txn.put(put.key, pack_row(put.key, put.row), db=store.index)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import lmdb
 
 from radixkv.tiers.index import Gauges, Row, unpack_row
 from radixkv.tiers.lmdb_env import Store
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from lmdb import Transaction
 
 KEY_BYTES = 32
-_FIRST = bytes(4)
 _ORPHANS_PER_TRANSACTION = 1024
 
 
@@ -22,7 +23,7 @@ def segment_key(key: bytes, number: int) -> bytes:
     return key + number.to_bytes(4, "big")
 
 
-def name_cost(parts: bytes) -> int:
+def name_cost(parts: bytes | memoryview) -> int:
     """Bytes a namespace's entry is charged: twice its size, because leaves may be half full."""
     return 2 * (len(parts) + 64)
 
@@ -63,36 +64,88 @@ def take_census(store: Store) -> Census:
     return census
 
 
-def delete_record(store: Store, txn: Transaction[bytes], key: bytes) -> tuple[bool, Row | None]:
-    """Remove a chunk's row and all segments under its key. Whether there was a row, and the row if it is readable."""
-    data = txn.pop(key, db=store.index)
-    with txn.cursor(store.payload) as cursor:
-        found = cursor.set_range(key + _FIRST)
-        while found and cursor.key()[:KEY_BYTES] == key:
-            cursor.delete()
-            found = bool(cursor.key())
-    return data is not None, None if data is None else unpack_row(key, data)
+class Deleted(NamedTuple):
+    """How a delete went. found: there was a row. row: it, if readable. stuck: segments that LMDB must not free."""
+
+    found: bool
+    row: Row | None
+    stuck: int
 
 
-def repair(store: Store, census: Census) -> None:
-    """Remove damaged rows with their records, segments no row accounts for, and names of namespaces without a chunk."""
+def delete_record(store: Store, txn: Transaction[memoryview], key: bytes, *, row_only: bool = False) -> Deleted:
+    """Remove a chunk's row and all segments under its key; those that are stuck stay until the next open.
+
+    row_only: for segments that LMDB does not even find: without a row they are never read. Raises lmdb.CorruptedError
+    for a row that is stuck: it would come back with the next open.
+    """
+    found, row = stored_row(store, txn, key)
+    txn.delete(key, db=store.index)
+    stuck = 0
+    if row_only:
+        return Deleted(found, row, stuck)
+    least = row.segments if row is not None else 0
+    number, there = 0, True
+    while there or number < least:  # exact keys, no cursor: the next run may be one that LMDB cannot follow
+        name = segment_key(key, number)
+        segment = txn.get(name, db=store.payload)
+        there = segment is not None
+        if segment is not None and store.run_is_whole(segment):
+            txn.delete(name, db=store.payload)
+        else:
+            stuck += there
+        number += 1
+    return Deleted(found, row, stuck)
+
+
+def stored_row(store: Store, txn: Transaction[memoryview], key: bytes) -> tuple[bool, Row | None]:
+    """Whether ``key`` has a row, and the row if its checksum fits. Raises lmdb.CorruptedError where it is stuck."""
+    data = txn.get(key, db=store.index)
+    if data is None:
+        return False, None
+    if not store.run_is_whole(data):
+        raise lmdb.CorruptedError("the pages of an index row are damaged")
+    return True, unpack_row(key, bytes(data))
+
+
+def repair(store: Store, census: Census) -> bool:
+    """Remove damaged rows with their records, segments no row accounts for, and names of namespaces without a chunk.
+
+    False: some of it is stuck, and goes only when all else is copied into a new file.
+    """
+    stuck = 0
     if census.damaged:
         with store.writing() as txn:
             for key in census.damaged:
-                delete_record(store, txn, key)
+                stuck += delete_record(store, txn, key).stuck
     with store.reading() as read:
         stored = read.stat(store.payload)["entries"]
         unused = [bytes(root) for root, _ in read.cursor(store.names) if bytes(root) not in census.roots]
     if unused:
         with store.writing() as txn:
             for root in unused:
-                census.names_bytes -= name_cost(txn.pop(root, db=store.names) or b"")
+                census.names_bytes -= name_cost(txn.get(root, db=store.names) or b"")
+                txn.delete(root, db=store.names)
     if stored != census.segments:
-        orphans = _orphans(store)
-        for at in range(0, len(orphans), _ORPHANS_PER_TRANSACTION):
-            with store.writing() as txn:
-                for segment in orphans[at : at + _ORPHANS_PER_TRANSACTION]:
-                    txn.delete(segment, db=store.payload)
+        try:
+            stuck += _delete_orphans(store)
+        except lmdb.CorruptedError:  # LMDB has met a run that it cannot follow
+            stuck += 1
+    return not stuck
+
+
+def _delete_orphans(store: Store) -> int:
+    """Delete segments that no row accounts for; how many are stuck."""
+    orphans = _orphans(store)
+    stuck = 0
+    for at in range(0, len(orphans), _ORPHANS_PER_TRANSACTION):
+        with store.writing() as txn:
+            for name in orphans[at : at + _ORPHANS_PER_TRANSACTION]:
+                segment = txn.get(name, db=store.payload)
+                if segment is not None and store.run_is_whole(segment):
+                    txn.delete(name, db=store.payload)
+                else:
+                    stuck += 1
+    return stuck
 
 
 def _orphans(store: Store) -> list[bytes]:

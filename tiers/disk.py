@@ -269,6 +269,10 @@ class DiskTier:
                     batch = Batch((), batch.puts, batch.touches, batch.names)
                 self._store.settle()
                 outcomes = self._apply(batch)
+            except lmdb.CorruptedError:  # segments that LMDB cannot find: without their rows they are never read
+                self._apply(Batch(batch.deletes, rows_only=True))
+                batch = Batch((), batch.puts, batch.touches, batch.names)
+                outcomes = self._apply(batch)
             self._failing = False
         except lmdb.MapFullError:
             self._owed.update(dict.fromkeys(batch.deletes))

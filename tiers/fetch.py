@@ -34,10 +34,10 @@ def fetch(store: Readable, key: bytes, into: memoryview) -> bool:
     ``reading`` raises.
     """
     with store.reading() as txn:
+        if txn.get(key, db=store.index) is None:  # a segment that is stuck may outlive its row
+            return False
         first = txn.get(segment_key(key, 0), db=store.payload)
         if first is None:
-            if txn.get(key, db=store.index) is None:
-                return False
             raise CorruptRecord("its first segment is gone")
         header = read_header(first, key, len(into))
         with txn.cursor(store.payload) as cursor:

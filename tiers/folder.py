@@ -147,6 +147,7 @@ _META_AT = 16
 _MAP_BYTES_AT = _META_AT + 16
 _PAGE_SIZE_AT = _META_AT + 24
 _LAST_PAGE_AT = _META_AT + 120
+_PAGE_SIZES = (4096, 8192, 16384, 32768)
 _META_END = _LAST_PAGE_AT + 16
 
 
@@ -171,6 +172,8 @@ def damage(folder: Path) -> str:
         if version != 1 or at != _META_AT:
             raise StoreFormat(f"disk store {folder} has LMDB data format {version}, not 1: it was left as it is")
         page_bytes = int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 4], "little")
+        if page_bytes not in _PAGE_SIZES:
+            return f"its data file says pages of {page_bytes} bytes"
         file.seek(page_bytes)
         other = file.read(_META_END)
     if other[_META_AT : _META_AT + 4] != _MAGIC:
@@ -190,6 +193,13 @@ def map_bytes(folder: Path) -> int:
     return max(int.from_bytes(meta[_MAP_BYTES_AT : _MAP_BYTES_AT + 8], "little") for meta in metas)
 
 
+def page_bytes(folder: Path) -> int:
+    """Bytes of a page of an intact data file. Raises OSError."""
+    with (folder / DATA_FILE).open("rb") as file:
+        head = file.read(_META_END)
+    return int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 4], "little")
+
+
 def set_aside(folder: Path, reason: str) -> None:
     """Move a data file that cannot be used out of the way, with one warning. It counts against no cap any more."""
     number = 1
@@ -198,7 +208,7 @@ def set_aside(folder: Path, reason: str) -> None:
     (folder / DATA_FILE).rename(aside)
     (folder / READERS_FILE).unlink(missing_ok=True)
     sync_folder(folder)
-    _log.warning("disk store %s: %s; kept as %s, the store starts empty", folder, reason, aside.name)
+    _log.warning("disk store %s: %s; the old file is kept as %s", folder, reason, aside.name)
 
 
 def install_copy(folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lmdb
+import numpy as np
 
 from radixkv.errors import StoreFormat
 from radixkv.tiers.folder import COPY_FILE, DATA_FILE
@@ -24,7 +28,7 @@ FORMAT_VERSION = 1
 """Of the databases and their keys. Records and rows carry versions of their own."""
 
 MAX_READERS = 512
-_FORMAT_KEY = b"format_version"
+FORMAT_KEY = b"format_version"
 _TICK_KEY = b"tick"
 _DATABASES = (b"meta", b"names", b"index", b"payload")
 
@@ -85,6 +89,7 @@ class Extent:
         self._fd = os.open(folder / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         self.identity = found.st_dev, found.st_ino
+        self._mapped = _mapped(found.st_ino)
 
     def check(self, env: Environment) -> None:
         """Raise lmdb.CorruptedError where the file is shorter than its own meta page says."""
@@ -93,11 +98,38 @@ class Extent:
         if size < need:
             raise lmdb.CorruptedError(f"its data file was cut to {size} of {need} bytes while it was open")
 
+    def run_is_whole(self, value: memoryview) -> bool:
+        """Whether the header before a value of many pages is as LMDB wrote it. To delete or replace the value, LMDB
+        frees as many pages as it says, whoever they belong to; it has no checksum.
+        """
+        start, end = self._mapped
+        at = np.frombuffer(value, np.uint8).__array_interface__["data"][0] - _RUN_HEADER.size
+        if not start <= at < end or (at - start) % self._page_bytes:  # written by this very transaction, or inline
+            return True
+        number, _, flags, pages = _RUN_HEADER.unpack(ctypes.string_at(at, _RUN_HEADER.size))
+        wanted = -(-(len(value) + _RUN_HEADER.size) // self._page_bytes)
+        return (number, flags, pages) == ((at - start) // self._page_bytes, _OVERFLOW, wanted)
+
     def close(self) -> None:
         """Let go of the file; it is nobody's after that. Idempotent."""
         fd, self._fd, self.identity = self._fd, -1, (0, 0)
         if fd >= 0:
             os.close(fd)
+
+
+_RUN_HEADER = struct.Struct("<QHHI")
+_OVERFLOW = 4
+
+
+def _mapped(inode: int) -> tuple[int, int]:
+    """Where in memory the file of this inode is mapped from its start on; (0, 0) where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, _, offset, _, number, *_ = line.split()
+            if int(number) == inode and not int(offset, 16):
+                start, end = span.split("-")
+                return int(start, 16), int(end, 16)
+    return 0, 0
 
 
 class Store:
@@ -142,12 +174,18 @@ class Store:
             with self._env.begin(buffers=True) as txn:
                 yield txn
 
+    def run_is_whole(self, value: memoryview) -> bool:
+        """Whether LMDB may delete or replace a value, see ``Extent``. For views of a transaction that runs."""
+        return self._extent.run_is_whole(value)
+
     @contextmanager
-    def writing(self) -> Iterator[Transaction[bytes]]:
-        """A write transaction; it is committed when the block ends, dropped when it raises. Raises Unavailable."""
+    def writing(self) -> Iterator[Transaction[memoryview]]:
+        """A write transaction; it is committed when the block ends, dropped when it raises. Its views are valid until
+        something is written. Raises Unavailable.
+        """
         with self._gate.entered():
             self._extent.check(self._env)
-            with self._env.begin(write=True) as txn:
+            with self._env.begin(write=True, buffers=True) as txn:
                 yield txn
 
     def forget_the_dead(self) -> None:
@@ -159,7 +197,7 @@ class Store:
         """Two commits of next to nothing: pages that a transaction freed can be used from the second one after it."""
         for _ in range(2):
             with self.writing() as txn:
-                tick = int.from_bytes(txn.get(_TICK_KEY, b"", db=self.meta), "little") + 1
+                tick = int.from_bytes(txn.get(_TICK_KEY, memoryview(b""), db=self.meta), "little") + 1
                 txn.put(_TICK_KEY, tick.to_bytes(8, "little"), db=self.meta)
 
     def flush(self) -> None:
@@ -235,12 +273,12 @@ def databases(env: Environment, folder: Path, *, make: bool = True) -> list[_Dat
     if empty and make:
         with env.begin(write=True) as txn:
             out = [env.open_db(name, txn=txn) for name in _DATABASES]
-            txn.put(_FORMAT_KEY, str(FORMAT_VERSION).encode(), db=out[0])
+            txn.put(FORMAT_KEY, str(FORMAT_VERSION).encode(), db=out[0])
         return out
     try:
         meta = env.open_db(_DATABASES[0], create=False)
         with env.begin() as txn:
-            version = txn.get(_FORMAT_KEY, b"", db=meta)
+            version = txn.get(FORMAT_KEY, b"", db=meta)
         if version != str(FORMAT_VERSION).encode():
             shown = version.decode(errors="backslashreplace")
             raise StoreFormat(

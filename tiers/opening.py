@@ -10,6 +10,7 @@ from radixkv.errors import ConfigError
 from radixkv.tiers.census import Census, repair, take_census
 from radixkv.tiers.folder import DATA_FILE, damage, set_aside, sync_folder
 from radixkv.tiers.lmdb_env import Store
+from radixkv.tiers.salvage import mend
 from radixkv.tiers.shrink import shrink
 from radixkv.tiers.space import Space
 
@@ -35,6 +36,8 @@ def open_store(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
         reason = damage(folder)
         if reason:
             set_aside(folder, reason)
+        elif (folder / DATA_FILE).exists():
+            mend(folder, space)
         try:
             return _open(folder, space, sync)
         except _DAMAGED as error:
@@ -54,7 +57,9 @@ def _open(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
         if too_large or census.gauges.used_bytes > space.capacity_bytes:
             shrink(store, space)
             return _open(folder, space, sync)
-        repair(store, census)
+        if not repair(store, census):
+            shrink(store, space)
+            return _open(folder, space, sync)
     except BaseException:
         store.close()
         raise

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lmdb import Transaction, _Database
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """What ``kept`` chooses by: a record's key, parent, last use, bytes of the cap and segments."""
+
     key: bytes
     parent: bytes
     last_use: int
@@ -41,7 +43,7 @@ def shrink(store: Store, space: Space) -> None:
     install_copy(folder)
 
 
-def kept(entries: list[_Entry], capacity_bytes: int) -> list[_Entry]:
+def kept(entries: list[Entry], capacity_bytes: int) -> list[Entry]:
     """The most recently used entries that fit.
 
     A chunk counts as used when its descendants are, so no parent leaves before a child.
@@ -51,7 +53,7 @@ def kept(entries: list[_Entry], capacity_bytes: int) -> list[_Entry]:
     depth: dict[bytes, int] = {}
     for entry in entries:
         path = []
-        at: _Entry | None = entry
+        at: Entry | None = entry
         while at is not None and at.key not in depth:
             depth[at.key] = 0  # a damaged chain cannot send the walk round in a circle
             path.append(at)
@@ -72,18 +74,18 @@ def kept(entries: list[_Entry], capacity_bytes: int) -> list[_Entry]:
     return out
 
 
-def _entries(store: Store) -> list[_Entry]:
+def _entries(store: Store) -> list[Entry]:
     out = []
     with store.reading() as txn:
         for view, data in txn.cursor(store.index):
             key = bytes(view)
             row = unpack_row(key, bytes(data))
             if row is not None:
-                out.append(_Entry(key, row.parent, row.last_use, row.cost, row.segments))
+                out.append(Entry(key, row.parent, row.last_use, row.cost, row.segments))
     return out
 
 
-def _copy(store: Store, space: Space, entries: list[_Entry]) -> None:
+def _copy(store: Store, space: Space, entries: list[Entry]) -> None:
     with store.reading() as source, fresh_copy(store.folder, space.map_bytes) as (env, (_, names, index, payload)):
         with env.begin(write=True) as txn:
             txn.cursor(names).putmulti((bytes(root), bytes(parts)) for root, parts in source.cursor(store.names))

@@ -132,7 +132,7 @@ def test_d2_a_row_damaged_while_open_is_counted_and_skipped(tmp_path: Path) -> N
     with tier._store.writing() as txn:
         data = txn.get(chunks[1].row.key, db=tier._store.index)
         assert data is not None
-        txn.put(chunks[1].row.key, flipped(data, 300), db=tier._store.index)
+        txn.put(chunks[1].row.key, flipped(bytes(data), 300), db=tier._store.index)
     assert {row.key for row in tier.scan()} == {chunks[0].row.key, chunks[2].row.key}
     assert tier.stats().corrupt == 1
     assert tier.delete([chunks[1].row.key]) == 1
@@ -216,7 +216,7 @@ def bomb_test(folder: str) -> None:
         with tier._store.writing() as txn:
             old = txn.get(chunk.row.key + bytes(4), db=tier._store.payload)
             assert old is not None
-            txn.put(chunk.row.key + bytes(4), forged(old, bomb, 2 * half, half), db=tier._store.payload)
+            txn.put(chunk.row.key + bytes(4), forged(bytes(old), bomb, 2 * half, half), db=tier._store.payload)
         outcomes += tier.read([chunk.row.key], [into])
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert outcomes == [Outcome.CORRUPT] * 3 + [Outcome.OK], outcomes

@@ -1,0 +1,154 @@
+"""LMDB's own pages: what is damaged in them is found before LMDB meets it, and what is sound is saved."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from radixkv.plan import Outcome
+from radixkv.protocols import WriteItem
+from radixkv.tiers.disk import DiskTier
+from radixkv.tiers.folder import page_bytes
+from radixkv.tiers.structure import DataFile, Found
+from tests.tiers.chunks import CHUNK_BYTES, TOKENS, item, keys
+from tests.tiers.contract import check_gauges, read
+
+COUNT = 150
+
+
+def open_tier(folder: Path, capacity_bytes: int = 64 << 20) -> DiskTier:
+    """The tier in ``folder``."""
+    return DiskTier(str(folder), capacity_bytes, item_bytes=2, chunk_bytes=CHUNK_BYTES, chunk_tokens=TOKENS)
+
+
+def checked(folder: Path) -> Found:
+    """What a walk over a closed store finds."""
+    with DataFile(folder, page_bytes(folder)) as file:
+        return file.check()
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> list[WriteItem]:
+    """What the closed store in ``tmp_path`` holds, after deletes that left free pages."""
+    tier = open_tier(tmp_path)
+    out = [item(number, random=number % 2 == 0) for number in range(COUNT)]
+    others = [item(1000 + number) for number in range(40)]
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write([*others, *out]))
+    assert tier.delete(keys(others)) == 40
+    tier.close()
+    return out
+
+
+def page_of(folder: Path, kind: int, contains: bytes) -> int:
+    """Where the newest page of a kind lies that holds some bytes."""
+    data = (folder / "data.mdb").read_bytes()
+    found = [at for at in range(0, len(data), 4096) if data[at + 10] == kind and contains in data[at : at + 4096]]
+    current = {int(page) * 4096 for nodes in sound_nodes(folder).values() for page in nodes}
+    return next(at for at in found if at in current)
+
+
+def sound_nodes(folder: Path) -> dict[bytes, set[int]]:
+    """Leaf pages of each database."""
+    with DataFile(folder, page_bytes(folder)) as file:
+        return {name: set(nodes.page.tolist()) for name, nodes in file.check().databases.items()}
+
+
+def flip(folder: Path, at: int, bit: int) -> None:
+    """Change one bit of the data file."""
+    data = bytearray((folder / "data.mdb").read_bytes())
+    data[at] ^= 1 << bit
+    (folder / "data.mdb").write_bytes(bytes(data))
+
+
+def test_sound_after_churn_and_after_a_smaller_cap(tmp_path: Path, chunks: list[WriteItem]) -> None:
+    rng = random.Random(5)
+    assert checked(tmp_path).problems == []
+    for cap in (64 << 20, 8 << 20, 16 << 20):
+        tier = open_tier(tmp_path, cap)
+        for _ in range(20):
+            some = rng.sample(chunks, 8)
+            tier.write(some[:4], delete=keys(some[4:]))
+        tier.close()
+        found = checked(tmp_path)
+        assert found.problems == [] and set(found.databases) == {b"meta", b"names", b"index", b"payload"}
+    assert not list(tmp_path.glob("*damaged*"))
+
+
+@pytest.mark.parametrize("field", ["page number", "flags", "lower", "node offset", "node flags"])
+@pytest.mark.parametrize("database", [b"index", b"payload"])
+def test_d9_one_bad_leaf_page_costs_only_what_is_on_it(
+    tmp_path: Path, chunks: list[WriteItem], database: bytes, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = sorted(sound_nodes(tmp_path)[database])[0] * 4096
+    data = (tmp_path / "data.mdb").read_bytes()
+    node = page + int.from_bytes(data[page + 16 : page + 18], "little")
+    at, bit = {
+        "page number": (page + 1, 2), "flags": (page + 10, 3), "lower": (page + 13, 6),
+        "node offset": (page + 17, 7), "node flags": (node + 4, 1),
+    }[field]  # fmt: skip
+    flip(tmp_path, at, bit)
+    assert checked(tmp_path).problems
+    with caplog.at_level(logging.WARNING):
+        tier = open_tier(tmp_path)
+    assert len(caplog.records) == 1 and "were saved" in caplog.text
+    check_gauges(tier)
+    outcomes = [read(tier, chunk) for chunk in chunks]
+    assert all(right or outcome is Outcome.MISSING for outcome, right in outcomes)
+    saved = sum(right for _, right in outcomes)
+    assert COUNT // 2 < saved < COUNT, "the other pages' records are there"
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write(chunks))
+    tier.close()
+    assert (tmp_path / "data.mdb.damaged-1").exists()
+    assert checked(tmp_path).problems == []
+
+
+def test_a_free_list_that_names_used_pages_costs_nothing(tmp_path: Path, chunks: list[WriteItem]) -> None:
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    meta = max((0, 4096), key=lambda at: int.from_bytes(data[at + 144 : at + 152], "little"))
+    root = int.from_bytes(data[meta + 80 : meta + 88], "little")
+    node = root * 4096 + int.from_bytes(data[root * 4096 + 16 : root * 4096 + 18], "little")
+    assert int.from_bytes(data[node + 4 : node + 6], "little") in (0, 1)
+    run = int.from_bytes(data[node + 16 : node + 24], "little") * 4096 + 16
+    first = run if data[node + 4] == 1 else node + 16  # a list in pages of its own, or in the leaf
+    assert int.from_bytes(data[first : first + 8], "little") > 1
+    used = min(sound_nodes(tmp_path)[b"payload"])
+    data[first + 8 : first + 16] = used.to_bytes(8, "little")
+    (tmp_path / "data.mdb").write_bytes(bytes(data))
+    assert checked(tmp_path).problems
+    tier = open_tier(tmp_path)
+    for chunk in chunks:
+        assert read(tier, chunk) == (Outcome.OK, True)
+    check_gauges(tier)
+    tier.close()
+
+
+@pytest.mark.parametrize("at", [0, 10, 12])
+def test_a_damaged_run_frees_nobody_elses_pages(tmp_path: Path, chunks: list[WriteItem], at: int) -> None:
+    """The header before a payload segment: LMDB frees as many pages as it says."""
+    data = (tmp_path / "data.mdb").read_bytes()
+    victim = chunks[0]
+    start = data.index(bytes(victim.payload[:64])) // 4096 * 4096
+    assert data[start + 10] == 4 and data[start + 12] == 8
+    flip(tmp_path, start + at, 5)
+    tier = open_tier(tmp_path)
+    assert read(tier, victim) in ((Outcome.OK, True), (Outcome.ERROR, False)), "LMDB looks at the flags, when it reads"
+    assert tier.delete([victim.row.key]) == 1
+    assert tier.contains([victim.row.key]) == [False] and read(tier, victim) == (Outcome.MISSING, False)
+    assert tier.write([victim])[0][0] in (Outcome.REFUSED, Outcome.ERROR), "not before the segment is gone"
+    for _ in range(4):
+        assert all(outcome is Outcome.OK for outcome, _ in tier.write([item(n) for n in range(500, 520)]))
+        tier.delete([item(n).row.key for n in range(500, 520)])
+    for chunk in chunks[1:]:
+        assert read(tier, chunk) == (Outcome.OK, True)
+    check_gauges(tier)
+    tier.close()
+    tier = open_tier(tmp_path)
+    assert tier.write([victim])[0][0] is Outcome.OK
+    for chunk in chunks:
+        assert read(tier, chunk) == (Outcome.OK, True)
+    check_gauges(tier)
+    tier.close()
+    assert checked(tmp_path).problems == []
