@@ -88,7 +88,7 @@ class CacheBackend:
         self.ages = Ages()
         self._ids = Ids()
         self._walking = threading.Lock()
-        self._stats: tuple[float, Stats] | None = None
+        self._unique: tuple[float, int] | None = None
         self.note_age()
 
     def lookup(self, namespace: Namespace, tokens: Tokens) -> Match:
@@ -104,7 +104,7 @@ class CacheBackend:
 
     def usage(self, salt: bytes | None) -> rest.Usage:
         if salt is None:
-            return _usage(self._picture(), self.cache.layout.page_bytes)
+            return _usage(self.cache.stats(), self._unique_tokens(), self.cache.layout.page_bytes)
         return add([self._entry(found).usage for found in self.cache.namespaces(salt)])
 
     def state(self) -> rest.CacheState:
@@ -174,15 +174,15 @@ class CacheBackend:
     def gauges(self) -> dict[str, int | float]:
         return self.cache.totals()
 
-    def _picture(self) -> Stats:
+    def _unique_tokens(self) -> int:
         with self._walking:
             began = time.monotonic()
-            if self._stats is not None and began < self._stats[0]:
-                return self._stats[1]
-            stats = self.cache.stats()
+            if self._unique is not None and began < self._unique[0]:
+                return self._unique[1]
+            found = self.cache.unique_tokens()
             ended = time.monotonic()
-            self._stats = ended + (ended - began) / WALK_SHARE if ended - began > 0.005 else 0.0, stats
-            return stats
+            self._unique = ended + (ended - began) / WALK_SHARE if ended - began > 0.005 else 0.0, found
+            return found
 
     def _entry(self, found: NamespaceStats) -> rest.NamespaceEntry:
         uses, parts = found.uses, found.parts
@@ -243,7 +243,7 @@ def add(usages: list[rest.Usage]) -> rest.Usage:
     )
 
 
-def _usage(s: Stats, page_bytes: int) -> rest.Usage:
+def _usage(s: Stats, unique_tokens: int, page_bytes: int) -> rest.Usage:
     return rest.Usage(
         queries=s.queries,
         queried_tokens=s.queried_tokens,
@@ -255,7 +255,7 @@ def _usage(s: Stats, page_bytes: int) -> rest.Usage:
         device_tokens=s.cached_tokens,
         unfilled_slots=s.unfilled_slots,
         pinned_tokens=s.pinned_tokens,
-        unique_tokens=s.unique_tokens,
+        unique_tokens=unique_tokens,
         open_leases=s.open_leases,
     )
 

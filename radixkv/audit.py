@@ -13,6 +13,8 @@ from radixkv.errors import InvariantError
 from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
 from radixkv.plan import LoadPlan, ReadPlan, StorePlan, WritePlan
 from radixkv.plane import Plane
+from radixkv.pool import PoolCounts
+from radixkv.sizes import measure, pinned_pages
 
 
 def audit(plane: Plane) -> None:
@@ -24,6 +26,7 @@ def audit(plane: Plane) -> None:
     _records(plane, walk)
     _copies(plane, walk)
     _pages(plane, walk)
+    _gauges(plane)
 
 
 def _must(condition: Any, invariant: str, *values: object) -> None:
@@ -260,5 +263,17 @@ def _pages(plane: Plane, walk: _Walk) -> None:
     draining = ~held & ~cached & (pool.busy > 0)
     states = np.sum([free, private, cached, pool.loading, draining], axis=0)
     _must((states == 1).all(), "each page is in one state", np.flatnonzero(states != 1).tolist())
+    counts = PoolCounts(*(int(state.sum()) for state in (free, private, cached, pool.loading, draining)))
+    _must(pool.counts() == counts, "pages by state", pool.counts(), counts)
     if not plane.leases and not plane.core.flights and not plane.core.fences:
         _must(not held.any() and not pool.busy.any() and not pool.n_busy, "nothing is held when nobody holds")
+
+
+def _gauges(plane: Plane) -> None:
+    """What is kept as it changes is what a fresh walk says."""
+    tree, pool = plane.tree, plane.pool
+    sizes = measure(tree, tree.all_roots(), plane.residency.readable)
+    device = pool.n_cached * tree.page_tokens - tree.unfilled
+    _must(device == sizes.device_tokens, "tokens on the device", device, sizes.device_tokens)
+    pinned = pinned_pages(plane.leases)
+    _must(pinned == sizes.pinned_pages, "pages under pins", pinned, sizes.pinned_pages)

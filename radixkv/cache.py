@@ -333,14 +333,18 @@ class Cache:
             self._plane.core.estimates.learn_prefill(tokens, seconds)
 
     def stats(self) -> Stats:
-        """One consistent picture: counters since open, gauges as of now. Walks the tree under the lock."""
+        """One consistent picture: counters since open, gauges as of now."""
         with self._lock:
             return report.stats(self._plane)
 
     def totals(self) -> dict[str, int | float]:
-        """What ``stats`` says and no walk is needed for, by the same names."""
+        """What ``stats`` says, by the same names."""
         with self._lock:
             return report.totals(self._plane)
+
+    def unique_tokens(self) -> int:
+        """Tokens that some tier has, each once. Walks the tree: the lock is held for one namespace at a time."""
+        return report.unique_tokens(self._plane)
 
     def namespaces(
         self, salt: bytes | None = None, wanted: Callable[[bytes], bool] | None = None

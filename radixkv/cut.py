@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from radixkv.node import DISK, HOST, Node, Tail
+from radixkv.node import DISK, HOST, Node
 from radixkv.residency import Residency
 
 
@@ -79,10 +79,7 @@ def _make_tail(residency: Residency, node: Node, keep: int) -> Node | None:
         upper.children = upper.children or None
         node.alive = False
         upper.resident_children -= 1
-    tail = Tail(edge, page, upper, tree.now)  # the page stays cached: it only says less
-    upper.tails = [*(upper.tails or ()), tail]
-    upper.resident_children += 1
+    tree.hang_tail(upper, edge, page)  # it stays cached, and only says less
     if not pool.ref[page]:
         pool.fill[page] = left
-    tree.offer_victim(tail)
     return upper

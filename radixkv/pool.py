@@ -171,9 +171,8 @@ class PagePool:
         self._push(pages[(self.busy[pages] == 0) & (self.ref[pages] == 0) & ~self.cached[pages]])
 
     def counts(self) -> PoolCounts:
-        """Pages by state, counted anew."""
-        held = self.ref > 0
-        loading = int(self.loading.sum())
-        private = int((held & ~self.cached & ~self.loading).sum())
-        draining = int((~held & ~self.cached & (self.busy > 0)).sum())
-        return PoolCounts(self.free, private, int(self.cached.sum()), loading, draining)
+        """Pages by state; a pass over the pool only where loads, copies or fences are open."""
+        loading = int(np.count_nonzero(self.loading))
+        draining = int(np.count_nonzero((self.busy > 0) & (self.ref == 0) & ~self.cached)) if self.n_busy else 0
+        private = self.pages - self.free - self.n_cached - loading - draining
+        return PoolCounts(self.free, private, self.n_cached, loading, draining)

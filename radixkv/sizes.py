@@ -1,9 +1,10 @@
-"""Gauges that need a walk over the tree."""
+"""Gauges: those of a walk over the tree, and what is under pins without one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from radixkv.node import ChunkRecord, Node, Root
 from radixkv.tree import PrefixTree
@@ -18,6 +19,18 @@ class Sizes:
     device_tokens: int
     unique_tokens: int
     pinned_pages: int
+
+
+def pinned_pages(leases: Iterable[Any]) -> int:
+    """Device pages under the pins of ``leases``: what their paths hold, each node once."""
+    deepest: dict[Node, int] = {}
+    for lease in leases:
+        held = lease.inspect()
+        node, depth = held.node.at(held.depth), held.depth
+        while node.parent is not None and deepest.get(node, 0) < depth:
+            deepest[node] = depth
+            node, depth = node.parent, node.start
+    return sum(depth - node.start for node, depth in deepest.items())
 
 
 def measure(tree: PrefixTree, roots: Iterable[Root], readable: Callable[[ChunkRecord], bool]) -> Sizes:

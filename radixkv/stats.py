@@ -53,8 +53,8 @@ class Stats:
     """One consistent picture of a cache. resumed_*: of preempted requests that came back, apart from the hits.
     dropped_leases: garbage-collected without a close. hit_rate is in [0, 1] and 0.0 with no queries.
 
-    cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. unique_tokens:
-    tokens some tier has, counted once. disk_raw_bytes: payload before compression; disk_used_bytes: what the records
+    cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. pinned_tokens:
+    those under a lease's pin. disk_raw_bytes: payload before compression; disk_used_bytes: what the records
     take of the cap.
 
     evicted_pages: to make room, asked for by ``evict``, or ahead of need by ``tick``; evicted_asked_pages and
@@ -81,7 +81,6 @@ class Stats:
     draining_pages: int
     pinned_tokens: int
     cached_tokens: int
-    unique_tokens: int
     unfilled_slots: int
     shared_pages: int
     cow_copies: int

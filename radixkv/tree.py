@@ -60,6 +60,7 @@ class PrefixTree(Paths):
         self.restored: dict[bytes, Root] = {}  # by root key: from a disk index, not asked for yet
         self.retired: list[Root] = []  # of revisions that are over
         self.now = 0
+        self.unfilled = 0  # slots of tails past their tokens
         self.generations: dict[bytes, tuple[tuple[str, str], ...]] = {}  # of namespaces whose weights were replaced
         self.victims: VictimQueue[Node | Tail] = VictimQueue(policy, _last_use, _unfit)
         self.blocked: list[Node | Tail] = []  # candidates under an open copy or fence: offered again when one ends
@@ -285,6 +286,7 @@ class PrefixTree(Paths):
         node.tails.remove(tail)
         if not node.tails:
             node.tails = None
+        self.unfilled -= self.page_tokens - (len(tail.edge) >> 2)
         freed = self.pool.leave_one(tail.page)
         self.count_resident(node, -1)
         return freed
@@ -305,6 +307,7 @@ class PrefixTree(Paths):
                 return
             if edge.startswith(tail.edge):
                 if tail.page == page:
+                    self.unfilled -= (len(edge) - len(tail.edge)) >> 2
                     tail.edge, tail.last_use = edge, self.now
                     return
                 self.drop_tail(tail)
@@ -312,13 +315,18 @@ class PrefixTree(Paths):
             return  # a sibling's claim on the same page says at least as much
         if node.tails and len(node.tails) >= TAILS:
             self.drop_tail(min(node.tails, key=_last_use))
-        tail = Tail(edge, page, node, self.now)
-        node.tails = [*(node.tails or ()), tail]
         self.pool.enter_one(page)
-        self.count_resident(node, 1)
-        self.offer_victim(tail)
+        self.hang_tail(node, edge, page)
         if self.pool.ref[page] == 1:
             self.pool.fill[page] = len(edge) >> 2  # the last holder goes: rubbish past the claim is nobody's
+
+    def hang_tail(self, node: Node, edge: bytes, page: int) -> None:
+        """A cached page becomes a tail of ``node``."""
+        tail = Tail(edge, page, node, self.now)
+        node.tails = [*(node.tails or ()), tail]
+        self.unfilled += self.page_tokens - (len(edge) >> 2)
+        self.count_resident(node, 1)
+        self.offer_victim(tail)
 
     def newest_children(self, node: Node) -> Iterator[Node]:
         """The children looked at for a partly common page, newest first."""

@@ -77,15 +77,15 @@ def test_b11_one_chunk_in_three_tiers(drive: Drive) -> None:
     d.drain()
     d.flush()
     stats = d.stats
-    assert (stats.unique_tokens, stats.cached_tokens, stats.host_chunks, stats.disk_chunks) == (64, 64, 1, 1)
+    assert (d.cache.unique_tokens(), stats.cached_tokens, stats.host_chunks, stats.disk_chunks) == (64, 64, 1, 1)
     chunk = d.layout.chunk_bytes
     assert (stats.host_used_bytes, stats.disk_raw_bytes) == (chunk, chunk)
     d.evict_all()
-    assert (d.stats.unique_tokens, d.stats.cached_tokens) == (64, 0)
+    assert (d.cache.unique_tokens(), d.stats.cached_tokens) == (64, 0)
     d.cache.clear(tier="host")
-    assert d.stats.unique_tokens == 64
+    assert d.cache.unique_tokens() == 64
     assert d.run(prompt(65)) == 64
-    assert (d.stats.unique_tokens, d.stats.disk_chunks) == (65, 1)
+    assert (d.cache.unique_tokens(), d.stats.disk_chunks) == (65, 1)
     d.check()
 
 
@@ -95,11 +95,11 @@ def test_b11_a_branch_counts_its_head_once(drive: Drive) -> None:
     d.run(prompt(32) + prompt(32, 2))
     d.run(prompt(32) + prompt(32, 3))
     d.drain()
-    assert d.stats.unique_tokens == 96
+    assert d.cache.unique_tokens() == 96
     d.only_disk()
-    assert (d.stats.unique_tokens, d.stats.disk_chunks) == (96, 2)
+    assert (d.cache.unique_tokens(), d.stats.disk_chunks) == (96, 2)
     d.restart()
-    assert d.stats.unique_tokens == 96
+    assert d.cache.unique_tokens() == 96
     d.check()
 
 

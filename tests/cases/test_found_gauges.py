@@ -16,7 +16,7 @@ def test_what_lies_beyond_a_hole_is_not_counted(drive: Drive, lost: int, split: 
     if split:
         d.to_disk(prompt(80) + prompt(60, 1))
     whole = 200 + 60 * split
-    assert d.stats.unique_tokens == whole
+    assert d.cache.unique_tokens() == whole
     session = d.lease(prompt(201), fill=False)
     d.finish(d.copies(ReadPlan)[lost], Outcome.CORRUPT)
     session.wait()
@@ -25,5 +25,5 @@ def test_what_lies_beyond_a_hole_is_not_counted(drive: Drive, lost: int, split: 
     d.evict_all()
     d.cache.clear(tier="host")
     found = d.look(prompt(201))[2], d.look(prompt(80) + prompt(60, 1))[2]
-    assert d.stats.unique_tokens == (found[0] + found[1] - min(found[0], found[1], 80) if split else found[0])
+    assert d.cache.unique_tokens() == (found[0] + found[1] - min(found[0], found[1], 80) if split else found[0])
     d.check()
