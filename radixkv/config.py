@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from radixkv.errors import ConfigError
 from radixkv.layout import KVLayout
+from radixkv.policy import POLICIES
 
 
 def _integer(where: str, value: object, low: int, high: int = 1 << 62) -> None:
@@ -86,8 +87,8 @@ class DiskConfig:
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """What to keep and what to try. eviction: victim order ("lru"). min_partial_tokens: shortest part of a page worth a
-    copy-on-write.
+    """What to keep and what to try. eviction: victim order, a name of ``radixkv.policy``. min_partial_tokens: shortest
+    part of a page worth a copy-on-write.
 
     partial_children: children looked at for a partly common page. load_retries: reads of a chunk, or copies of it to
     the device, that may fail before it is lost. load_timeout_s: the longest ``lease.wait`` waits for outer tiers before
@@ -105,7 +106,7 @@ class PolicyConfig:
     prefill_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _choice("policy.eviction", self.eviction, ("lru",))
+        _choice("policy.eviction", self.eviction, tuple(POLICIES))
         _integer("policy.min_partial_tokens", self.min_partial_tokens, 1)
         _integer("policy.partial_children", self.partial_children, 0, 1024)
         _integer("policy.load_retries", self.load_retries, 1, 1024)

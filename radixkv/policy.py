@@ -15,6 +15,23 @@ class Policy(Protocol):
         ...
 
 
+POLICIES: dict[str, Callable[[], Policy]] = {}
+"""By the names that ``policy.eviction`` takes."""
+
+P_ = TypeVar("P_", bound=Callable[[], Policy])
+
+
+def register(name: str) -> Callable[[P_], P_]:
+    """Decorator: a policy class, made without arguments for each cache, under its name in the configuration."""
+
+    def named(policy: P_) -> P_:
+        POLICIES[name] = policy
+        return policy
+
+    return named
+
+
+@register("lru")
 class LRU:
     """Least recently used first."""
 
@@ -22,8 +39,6 @@ class LRU:
         """The last use itself."""
         return last_use
 
-
-POLICIES: dict[str, Callable[[], Policy]] = {"lru": LRU}
 
 E_ = TypeVar("E_")
 

@@ -37,12 +37,18 @@ class NoDevice:
         """There are no pages to fill."""
 
 
-def open(config: Config, *, device: Device | None = None, mover: Callable[..., Mover] | None = None) -> Cache:
+def open(
+    config: Config,
+    *,
+    device: Device | None = None,
+    mover: Callable[..., Mover] | None = None,
+    tier: Tier | None = None,
+) -> Cache:
     """Open a cache.
 
     device: a ready owner of the page tensors (default: by ``config.device.kind``). mover: a factory called with layout,
-    device, host, staging, disk and queue_chunks (default: threads). Raises ConfigError, StoreLocked or StoreFormat;
-    then nothing stays open.
+    device, host, staging, disk and queue_chunks (default: threads). tier: a ready keyed tier in place of the disk
+    store; the cache closes it. Raises ConfigError, StoreLocked or StoreFormat; then nothing stays open.
     """
     from radixkv.mover import PlanningMover, ThreadMover
     from radixkv.tiers.host import HostArena
@@ -60,7 +66,7 @@ def open(config: Config, *, device: Device | None = None, mover: Callable[..., M
             stack.callback(host.close)
             staging = HostArena(config.host.staging_chunks * 4, unit)
             stack.callback(staging.close)
-        disk = _disk(config)
+        disk = _disk(config) if tier is None else _check_tier(tier, config)
         if disk is not None:
             stack.callback(disk.close)
         make: Callable[..., Mover] = mover or (PlanningMover if planning else ThreadMover)
@@ -113,6 +119,12 @@ def _device(config: Config) -> Device:
     from radixkv.gpu.reference import TorchDevice
 
     return TorchDevice(config.layout, config.device.pages)
+
+
+def _check_tier(tier: Tier, config: Config) -> Tier:
+    if config.disk.capacity_bytes or not config.host.capacity_bytes or config.device.kind == "none":
+        raise ConfigError("a tier of one's own needs host.capacity_bytes and a device, and disk.path left out")
+    return tier
 
 
 def _disk(config: Config) -> Tier | None:

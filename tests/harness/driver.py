@@ -57,7 +57,7 @@ class Driver:
     ``folder``.
     write_ahead 1.0 keeps ``tick`` from writing to disk on its own, so that a test says when a chunk goes there.
     threads: a mover with threads of its own; copies then end by themselves, and ``drain`` waits for them.
-    around: what the mover gets in place of the disk tier, made of it.
+    around: what the mover gets in place of the disk tier, made of it. own_tier: makes one in place of the disk store.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Driver:
         oracle: type[Oracle] = Oracle,
         threads: bool = False,
         around: Callable[[Tier], Any] | None = None,
+        own_tier: Callable[[], Tier] | None = None,
     ) -> None:
         self.layout = layout or make_layout()
         self.oracle = oracle(self.layout)
@@ -96,6 +97,7 @@ class Driver:
         )
         self.threads = threads
         self.around = around
+        self.own_tier = own_tier
         self.namespaces = {NS}
         self.revisions: dict[Namespace, int] = {}
         self.contents: dict[bytes, Namespace] = {}
@@ -111,7 +113,8 @@ class Driver:
     def _open(self) -> None:
         self.device = LaggingDevice(self.layout, self.config.device.pages)
         self.closed = False
-        self.cache: Cache = radixkv.open(self.config, device=self.device, mover=self._mover)
+        tier = None if self.own_tier is None else self.own_tier()
+        self.cache: Cache = radixkv.open(self.config, device=self.device, mover=self._mover, tier=tier)
         self.sessions: list[Session] = []
         self.fences: list[StreamFence] = []
         self.committed: dict[Namespace, set[tuple[int, ...]]] = {}
