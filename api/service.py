@@ -44,8 +44,8 @@ class Service:
         self.metrics = Metrics(backend.gauges)
         self.draining = False
         self._own = own
-        self._fast = Workers(config.threads, "api")
-        self._slow = Workers(2, "api-slow")
+        self.fast = Workers(config.threads, "api")
+        self.slow = Workers(2, "api-slow")
         self._house: asyncio.Task[None] | None = None
 
     # life
@@ -76,8 +76,8 @@ class Service:
         if self._house is not None:
             self._house.cancel()
         self.jobs.close()
-        await asyncio.to_thread(self._fast.close)
-        await asyncio.to_thread(self._slow.close)
+        await asyncio.to_thread(self.fast.close)
+        await asyncio.to_thread(self.slow.close)
 
     # reads
 
@@ -110,7 +110,7 @@ class Service:
                 )
             return _encode(rest.LookupResponse(results))
 
-        return _json(await self._fast.run(request, work))
+        return _json(await self.fast.run(request, work))
 
     async def stats(self, request: Request) -> Response:
         caller = self.guard.caller(request, changes=False)
@@ -153,7 +153,7 @@ class Service:
             raise ProblemError(
                 403, "whole-cache", "metrics are of all tenants: they need a token that is bound to none"
             )
-        text = await self._slow.run(request, lambda stop: self.metrics.text())
+        text = await self.slow.run(request, lambda stop: self.metrics.text())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:
@@ -178,9 +178,12 @@ class Service:
             self.jobs.check_room(caller)
             if stop.asked:
                 raise ClientGoneError
-            return self.jobs.add(backend.prefetch(space, tokens, asked.to), asked.to, caller)
+            entry = self.jobs.add(backend.prefetch(space, tokens, asked.to), asked.to, caller)
+            if stop.asked:
+                self.jobs.cancel(entry)
+            return entry
 
-        entry = await self._fast.run(request, work)
+        entry = await self.fast.run(request, work)
         if await request.is_disconnected():
             self.jobs.cancel(entry)
             raise ClientGoneError
@@ -243,11 +246,11 @@ class Service:
             act(entry)
             return entry.report()
 
-        return _json(_encode(await self._fast.run(request, work)))
+        return _json(_encode(await self.fast.run(request, work)))
 
     async def _answer(self, request: Request, work: Callable[[Stop], object]) -> Response:
         """Run what may take long on the slow threads."""
-        return _json(await self._slow.run(request, lambda stop: _encode(work(stop))))
+        return _json(await self.slow.run(request, lambda stop: _encode(work(stop))))
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -34,17 +35,21 @@ class Workers:
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"radixkv-{name}")
-        self._waiting = 0
+        self._begun = 0  # calls handed over that have not ended, whoever still waits for them
+        self._lock = threading.Lock()
 
     async def run(self, request: Request, work: Callable[[Stop], T]) -> T:
         """What ``work`` returns, from a thread. Raises ProblemError (503) where too many wait, ClientGoneError where
         the client leaves before it is done: then ``work`` is not begun, or told by its ``Stop``.
         """
-        if self._waiting >= QUEUE:
-            raise overloaded("too many requests wait")
+        with self._lock:
+            if self._begun >= QUEUE:
+                raise overloaded("too many requests wait")
+            self._begun += 1
         stop = Stop()
-        self._waiting += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work, stop)
+        running = self._pool.submit(work, stop)
+        running.add_done_callback(self._ended)
+        future = asyncio.wrap_future(running)
         try:
             done, _ = await asyncio.wait((future,), timeout=GRACE_S)
             if not done:
@@ -54,8 +59,15 @@ class Workers:
             stop.asked = True
             future.cancel()
             raise
-        finally:
-            self._waiting -= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether any call has not ended."""
+        return self._begun > 0
+
+    def _ended(self, _: Future[T]) -> None:
+        with self._lock:
+            self._begun -= 1
 
     @staticmethod
     async def _watch(request: Request, future: asyncio.Future[T]) -> None:
