@@ -63,6 +63,11 @@ class Bodies:
             if large:
                 self._large.release()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether large bodies wait for others."""
+        return self._large.locked()
+
     async def _turn(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):

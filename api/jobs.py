@@ -93,7 +93,7 @@ class Jobs:
                 if not entry.claimed and now - entry.began > UNCLAIMED_S:
                     entry.job.cancel()
                 self._mark(entry)
-            elif now - entry.ended > FORGET_S or not entry.claimed:
+            elif now - entry.ended > (FORGET_S if entry.claimed else UNCLAIMED_S):
                 with self._lock:
                     self._entries.pop(entry.id, None)
 
