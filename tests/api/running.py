@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -90,11 +90,13 @@ def over(cache: Cache, **changes: Any) -> Iterator[Running]:
 
 
 @contextmanager
-def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``radixkv serve`` as a user starts it: the process, and where it says that it listens."""
+def command(
+    *arguments: str, program: Sequence[str] = ("-m", "radixkv"), **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``radixkv serve`` as a user starts it: the process, and where it says that it listens. program: for Python."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RADIXKV_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "radixkv", "serve", "--port", "0", *arguments],
+        [sys.executable, *program, "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -241,24 +241,33 @@ def test_g5_reads_show_no_content_of_tenants(service: tuple[Driver, Running]) ->
         assert "123456789" not in text
 
 
-def test_g6_health_while_lookups_take_long(service: tuple[Driver, Running], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every thread of the service is stuck, and more wait: health needs none of them."""
-    d, running = service
-    d.run(prompt(64))
-    lookup = type(d.cache).lookup
+SLOW_LOOKUPS = """
+import sys, time
+from radixkv.cache import Cache
+from radixkv.cli.main import main
+lookup = Cache.lookup
+def slow(*arguments):
+    time.sleep(2.0)
+    return lookup(*arguments)
+Cache.lookup = slow
+sys.argv[0] = "radixkv"
+main()
+"""
+
+
+def test_g6_health_while_lookups_take_long() -> None:
+    """Every thread of the service is stuck, and more calls wait: health needs none of them."""
     answers: list[httpx.Response] = []
+    with command(*SMALL_CACHE, program=("-c", SLOW_LOOKUPS)) as (_, url):
 
-    def slow(*arguments: Any) -> Any:
-        time.sleep(2.0)
-        return lookup(*arguments)
+        def ask() -> None:
+            answers.append(httpx.post(f"{url}/v1/lookup", content=lookup_body("[1, 2, 3]"), headers=JSON, timeout=60))
 
-    monkeypatch.setattr(type(d.cache), "lookup", slow)
-
-    crew = Crew([lambda: answers.append(running.post("/v1/lookup", lookup_body("[1, 2, 3]")))] * 12)
-    time.sleep(0.2)
-    seconds = health_seconds(running.url, 50)
-    assert answers == [], "the lookups are still under way"
-    crew.join()
+        crew = Crew([ask] * 12)
+        time.sleep(0.5)
+        seconds = health_seconds(url, 50)
+        assert answers == [], "the lookups are still under way"
+        crew.join()
     assert max(seconds) < 0.5
     assert [answer.status_code for answer in answers] == [200] * 12
 
