@@ -28,8 +28,10 @@ from radixkv.types import TOKEN_BYTES
 
 logger = logging.getLogger(__name__)
 
-BATCH_BYTES = 8 << 20
-"""Payload of one batch of writes, before compression, at most; one record where it is larger."""
+BATCH_BYTES = 32 << 20
+"""Payload of one batch of writes, before compression, at most; one record where it is larger. The tier divides it into
+transactions, and compresses for the next one while it commits.
+"""
 
 Change: TypeAlias = WritePlan | DeletePlan | NamePlan | TouchPlan
 """Plans that change the keyed tier."""

@@ -73,7 +73,7 @@ def encode(payload: memoryview, item_bytes: int) -> Encoded:
     return Encoded(RAW, 0, 0, (payload,))
 
 
-def decode_head(head: bytes, into: memoryview) -> None:
+def decode_head(head: bytes | memoryview, into: memoryview) -> None:
     """Decompress a stored head into exactly ``into``.
 
     Nothing beyond ``into`` and zstd's window is allocated, whatever size the frame announces. Raises DecodeError.

@@ -22,6 +22,7 @@ from radixkv.tiers.lmdb_env import Unavailable
 from radixkv.tiers.opening import open_store
 from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, pack_record
 from radixkv.tiers.space import Space, record_cost
+from radixkv.tiers.workers import Workers, usual_count
 from radixkv.types import TOKEN_BYTES
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class DiskTier:
     ``radixkv.tiers.space.Space``; keep below it by deleting ahead, for what does not fit is refused. item_bytes:
     bytes of an element (1, 2, 4), a hint for the codec. chunk_bytes, chunk_tokens: size of a whole chunk. sync: a
     batch is durable when ``write`` returns; without it a killed process loses nothing, a power cut may cost the
-    store.
+    store. workers: threads that compress (default: one per core, at most four).
 
     Raises ConfigError (a cap below one chunk, a folder that cannot be written), StoreLocked, StoreFormat. A file that
     was cut short or is no store is moved aside with a warning. Nothing raises later: trouble is an outcome, and
@@ -62,6 +63,7 @@ class DiskTier:
         chunk_bytes: int,
         chunk_tokens: int = 256,
         sync: bool = True,
+        workers: int | None = None,
     ) -> None:
         if item_bytes not in (1, 2, 4):
             raise ConfigError(f"item_bytes must be 1, 2 or 4, not {item_bytes}")
@@ -81,6 +83,7 @@ class DiskTier:
         self._counts: Counter[str] = Counter(corrupt=len(census.damaged))
         self._counting = threading.Lock()
         self._writing = threading.Lock()
+        self._workers = Workers(workers or usual_count())
         self._owed: dict[bytes, None] = {}
         self._unsynced = 0
         self._failing = False
@@ -141,8 +144,8 @@ class DiskTier:
             deletes = self._delete_most([*self._owed, *delete])
             puts: list[Put] = []
             size = 0
-            for position, item in enumerate(items):
-                put = self._put(position, item)
+            for put in self._workers.each(self._put, enumerate(items)):
+                position = put.position
                 if put.row.cost > self._space.record_limit:
                     out[position] = (Outcome.REFUSED, 0)
                     self._count("refused")
@@ -237,10 +240,12 @@ class DiskTier:
         if self._store.forked:
             return
         with self._writing:
+            self._workers.close()
             self._store.close()
             self._lock.release()
 
-    def _put(self, position: int, item: WriteItem) -> Put:
+    def _put(self, numbered: tuple[int, WriteItem]) -> Put:
+        position, item = numbered
         row, payload = item.row, item.payload.cast("B")
         if len(payload) != row.raw_bytes or len(row.key) != KEY_BYTES:
             raise ValueError(f"{len(payload)} payload bytes, not {row.raw_bytes}, or a key of {len(row.key)} bytes")

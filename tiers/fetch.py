@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from lmdb import Transaction, _Database
 
 SCAN_ROWS = 1024
+AHEAD = 8
+"""Segments from which on a record is worth asking the kernel to read ahead."""
 
 
 class Readable(Protocol):
@@ -24,6 +26,10 @@ class Readable(Protocol):
 
     def reading(self) -> AbstractContextManager[Transaction[memoryview]]:
         """A read transaction; its views are valid inside it only."""
+        ...
+
+    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
+        """``count`` segments from ``first`` to ``last`` are about to be read."""
         ...
 
 
@@ -40,9 +46,13 @@ def fetch(store: Readable, key: bytes, into: memoryview) -> bool:
         if first is None:
             raise CorruptRecord("its first segment is gone")
         header = read_header(first, key, len(into))
+        count = segment_count(header.nbytes)
+        last = txn.get(segment_key(key, count - 1), db=store.payload) if count >= AHEAD else None
+        if last is not None:
+            store.will_need(first, last, count)
         with txn.cursor(store.payload) as cursor:
             cursor.set_key(segment_key(key, 0))
-            unpack_record(header, list(islice(cursor.iternext(keys=False), segment_count(header.nbytes))), into)
+            unpack_record(header, list(islice(cursor.iternext(keys=False), count)), into)
     return True
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from radixkv.errors import StoreFormat
 from radixkv.tiers.folder import COPY_FILE, DATA_FILE
+from radixkv.tiers.space import RUN_BYTES
 
 if TYPE_CHECKING:
     from lmdb import Environment, Transaction, _Database
@@ -102,13 +103,32 @@ class Extent:
         """Whether the header before a value of many pages is as LMDB wrote it. To delete or replace the value, LMDB
         frees as many pages as it says, whoever they belong to; it has no checksum.
         """
+        at = self._offset(value)
+        if at < 0 or at % self._page_bytes:  # written by this very transaction, or inline
+            return True
+        number, _, flags, pages = _RUN_HEADER.unpack(ctypes.string_at(self._mapped[0] + at, _RUN_HEADER.size))
+        wanted = -(-(len(value) + _RUN_HEADER.size) // self._page_bytes)
+        return (number, flags, pages) == (at // self._page_bytes, _OVERFLOW, wanted)
+
+    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
+        """Have the kernel read ``count`` runs, from ``first`` to ``last``, at once where they lie side by side and are
+        not in memory: page by page, as they are touched, a disk gives half of what it can.
+        """
+        at = self._offset(first)
+        if at < 0 or self._offset(last) - at != (count - 1) * RUN_BYTES:
+            return
+        try:
+            os.preadv(self._fd, [bytearray(1)], at + count * RUN_BYTES // 2, os.RWF_NOWAIT)
+        except BlockingIOError:
+            os.posix_fadvise(self._fd, at, count * RUN_BYTES, os.POSIX_FADV_WILLNEED)
+        except OSError:  # a file system that cannot say
+            return
+
+    def _offset(self, value: memoryview) -> int:
+        """Where in the file the header before a value lies; -1 where the value is not of the file's map."""
         start, end = self._mapped
         at = np.frombuffer(value, np.uint8).__array_interface__["data"][0] - _RUN_HEADER.size
-        if not start <= at < end or (at - start) % self._page_bytes:  # written by this very transaction, or inline
-            return True
-        number, _, flags, pages = _RUN_HEADER.unpack(ctypes.string_at(at, _RUN_HEADER.size))
-        wanted = -(-(len(value) + _RUN_HEADER.size) // self._page_bytes)
-        return (number, flags, pages) == ((at - start) // self._page_bytes, _OVERFLOW, wanted)
+        return at - start if start <= at < end else -1
 
     def close(self) -> None:
         """Let go of the file; it is nobody's after that. Idempotent."""
@@ -177,6 +197,10 @@ class Store:
     def run_is_whole(self, value: memoryview) -> bool:
         """Whether LMDB may delete or replace a value, see ``Extent``. For views of a transaction that runs."""
         return self._extent.run_is_whole(value)
+
+    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
+        """Read ahead, see ``Extent``. For views of a transaction that runs."""
+        self._extent.will_need(first, last, count)
 
     @contextmanager
     def writing(self) -> Iterator[Transaction[memoryview]]:

@@ -105,6 +105,10 @@ class ReadOnlyStore:
             with self._env.begin(buffers=True) as txn:
                 yield txn
 
+    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
+        """Read ahead, see ``radixkv.tiers.lmdb_env.Extent``."""
+        self._extent.will_need(first, last, count)
+
     def _follow(self) -> None:
         """Open anew where the writer has put another file in the old one's place, or given it a larger cap."""
         if self._closed or self._gate.forked:

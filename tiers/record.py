@@ -9,6 +9,7 @@ anything is decoded.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -117,13 +118,36 @@ def unpack_record(header: Header, segments: Sequence[memoryview], into: memoryvi
     tail = HEADER_BYTES + header.head_stored
     if header.codec == codec.ZSTD_HEAD:
         try:
-            codec.decode_head(b"".join(_spans(segments, HEADER_BYTES, tail)), into[: header.head_raw])
+            head = _gathered(_spans(segments, HEADER_BYTES, tail), header.head_stored)
+            codec.decode_head(head, into[: header.head_raw])
         except codec.DecodeError as error:
             raise CorruptRecord(str(error)) from error
     at = header.head_raw
     for span in _spans(segments, tail, header.nbytes):
         into[at : at + len(span)] = span
         at += len(span)
+
+
+class _Scratch(threading.local):
+    """Memory of each thread for one compressed head: new memory for each would cost more than the copy."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+
+_scratch = _Scratch()
+
+
+def _gathered(spans: Iterable[memoryview], nbytes: int) -> memoryview:
+    """The spans in one piece, valid until this thread's next call."""
+    if len(_scratch.buffer) < nbytes:
+        _scratch.buffer = bytearray(nbytes)
+    out = memoryview(_scratch.buffer)[:nbytes]
+    at = 0
+    for span in spans:
+        out[at : at + len(span)] = span
+        at += len(span)
+    return out
 
 
 def _checksum(*runs: Iterable[bytes | memoryview]) -> bytes:

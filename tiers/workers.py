@@ -1,0 +1,105 @@
+"""Threads that encode records while the writer's own thread commits those before them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MOST = 4
+"""Workers by default, at most: a disk seldom takes more than four cores compress."""
+
+
+def usual_count() -> int:
+    """As many as this process has cores, up to ``MOST``."""
+    return max(1, min(MOST, len(os.sched_getaffinity(0))))
+
+
+class _Task(Generic[R]):
+    """One call on its way through a worker. ``result`` is for the thread that submitted it."""
+
+    __slots__ = ("_call", "_done", "_error", "_result")
+
+    def __init__(self, call: Callable[[], R]) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._result: R
+
+    def run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:  # raised where the result is wanted
+            self._error = error
+        self._done.set()
+
+    def result(self) -> R:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Workers:
+    """At most ``count`` threads, started when they are first needed. One caller at a time.
+
+    They are daemons: a process that ends without ``close`` is not kept by them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._queue: SimpleQueue[Any] = SimpleQueue()  # tasks, and None for a thread that shall end
+        self._threads: list[threading.Thread] = []
+        weakref.finalize(self, _end, self._queue, self._threads)
+
+    def each(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Results in the order of ``items``; twice as many calls as there are workers are under way ahead of them.
+
+        What a call raises is raised in its place. Whoever stops early leaves calls to end by themselves.
+        """
+        source = iter(items)
+        ahead: deque[_Task[R]] = deque()
+        for item in islice(source, 2 * self._count):
+            ahead.append(self._submit(call, item))
+        while ahead:
+            result = ahead.popleft().result()
+            for item in islice(source, 1):
+                ahead.append(self._submit(call, item))
+            yield result
+
+    def _submit(self, call: Callable[[T], R], item: T) -> _Task[R]:
+        task: _Task[R] = _Task(lambda: call(item))
+        if len(self._threads) < self._count:
+            name = f"radixkv-encode-{len(self._threads)}"
+            thread = threading.Thread(target=_loop, args=(self._queue,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._queue.put(task)
+        return task
+
+    def close(self) -> None:
+        """End the threads, once they have done what they were given. They start again when needed."""
+        threads = list(self._threads)
+        _end(self._queue, self._threads)
+        for thread in threads:
+            thread.join()
+
+
+def _loop(queue: SimpleQueue[Any]) -> None:
+    while (task := queue.get()) is not None:
+        task.run()
+        del task  # it holds the tier, whose end would not come while this thread waits for more
+
+
+def _end(queue: SimpleQueue[Any], threads: list[threading.Thread]) -> None:
+    for _ in threads:
+        queue.put(None)
+    threads.clear()
