@@ -37,8 +37,9 @@ def acquire(
         root = tree.root(namespace, core.storage)
     known = key if said is None or said.limit is None else key[: 4 * said.limit]
     found = find(tree, root, known, core.config.policy.min_partial_tokens)
-    if unchecked is not None:
-        check_signs(unchecked, found.pages * tree.page_tokens)
+    tokens, matched = len(key) >> 2, found.pages * tree.page_tokens
+    if unchecked is not None and matched < tokens:
+        check_signs(unchecked, matched)
     device = covered = found.device_tokens(tree.page_tokens)
     parts: list[Part] = []
     left: list[Part] = []
@@ -51,8 +52,7 @@ def acquire(
         if parts:
             found.partial, found.partial_tokens = None, 0
             device = found.device_tokens(tree.page_tokens)
-    tokens = len(key) >> 2
-    cached = usable(tokens, covered, purpose)
+    cached = covered if covered < tokens else usable(tokens, covered, purpose)
     node, depth, ids = _take_path(plane, root, found)
     lease = Lease(plane, root, namespace, key, said, node, depth, ids, device, covered, cached)
     plane.opened(lease)

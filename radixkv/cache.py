@@ -23,7 +23,7 @@ from radixkv.keys import Namespace, as_tokens, check_signs, plain_tokens
 from radixkv.layout import KVLayout
 from radixkv.lease import Lease
 from radixkv.loading import Purpose
-from radixkv.match import Match, find
+from radixkv.match import NOTHING, Match, begins, find
 from radixkv.media import Span
 from radixkv.plane import Plane
 from radixkv.prefetch import Job, prefetch
@@ -100,7 +100,8 @@ class Cache:
         core, tree = plane.core, plane.tree
         size = tree.page_tokens
         with plane.lock:
-            self._check_open()
+            if plane.closed:
+                self._check_open()
             if not checked and (media or core.media):
                 check_signs(prompt)
                 checked = True
@@ -109,15 +110,15 @@ class Cache:
                 key, limit = core.media.key(prompt, media)
                 key = key[: 4 * limit]
             else:
-                key = prompt[:size].tobytes()
+                key = prompt[:size].tobytes()  # what leaves the tree in its first page is not looked at further
                 if root is not None and root.children and key in root.children:
-                    key = prompt.tobytes()  # else it leaves the tree in its first page, and the rest is not looked at
-            if root is None or not limit:
+                    key = prompt.tobytes()
+            if root is None or not limit or not begins(tree, root, key):
                 if not checked:
                     check_signs(prompt)
-                return Match(0, 0, 0, 0, 0)
+                return NOTHING
             found = find(tree, root, key, core.config.policy.min_partial_tokens)
-            if not checked:
+            if not checked and found.pages * size < n:
                 check_signs(prompt, found.pages * size)
             device = host = covered = found.device_tokens(size)
             if tree.n_records and device < limit:
@@ -146,11 +147,13 @@ class Cache:
         self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
         purpose = Purpose.RESUME if resume else Purpose.REQUEST
-        with self._plane.lock:
-            self._check_open()
+        plane = self._plane
+        with plane.lock:
+            if plane.closed:
+                self._check_open()
             if not media:
                 unchecked = None if checked else prompt
-                return acquire(self._plane, namespace, prompt.tobytes(), reserve_tokens, purpose, unchecked=unchecked)
+                return acquire(plane, namespace, prompt.tobytes(), reserve_tokens, purpose, unchecked=unchecked)
             if not checked:
                 check_signs(prompt)
             key, limit = self._plane.core.media.key(prompt, media)
@@ -309,7 +312,7 @@ class Cache:
 
     def disown(self) -> None:
         """In a forked child: from here on every verb raises WrongProcess, and nothing of the parent's is touched."""
-        self._plane.foreign = True
+        self._plane.disown()
 
     def on_close(self, act: Callable[[], None]) -> None:
         """What to do last when the cache closes: whoever opened the tiers closes them."""

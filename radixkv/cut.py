@@ -28,7 +28,7 @@ def cut(residency: Residency, hint: Node, depth: int, tokens: bytes, keep: int) 
         low = max(-(-keep // size) - node.start, 0, node.pins[-1] - node.start if node.pins else 0)
         _drop_records(residency, node, node.start + low, keep)
         if node.resident > low:
-            out = node.page_ids(low).copy()
+            out = node.pages[4 * low :]
             node.pages = node.pages[: 4 * low]
             pool.leave(out)
             if not node.pages:

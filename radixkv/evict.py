@@ -22,12 +22,23 @@ def evict(tree: PrefixTree, want: int) -> int:
     """
     freed = 0
     while freed < want:
-        entry = tree.victims.pop()
-        if entry is None:
+        cut: list[bytes] = []
+        left = want - freed  # leaves are cut first, and the pool hears of their pages in one go
+        while left > 0 and (entry := tree.victims.pop()) is not None:
+            entry.queued = False
+            if not entry.alive:
+                continue
+            if isinstance(entry, Tail):
+                taken = _evict_tail(tree, entry)
+                freed += taken
+            else:
+                ids = _cut(tree, entry, left)
+                taken = len(ids) >> 2
+                cut.append(ids)
+            left -= taken
+        if not cut:
             break
-        entry.queued = False
-        if entry.alive:
-            freed += _evict_tail(tree, entry) if isinstance(entry, Tail) else trim(tree, entry, want - freed)
+        freed += tree.pool.leave(b"".join(cut))
     return freed
 
 
@@ -42,42 +53,37 @@ def _evict_tail(tree: PrefixTree, tail: Tail) -> int:
 
 def trim(tree: PrefixTree, node: Node, want: int) -> int:
     """Cut up to ``want`` pages from a leaf's resident end, not past its deepest pin. Returns pages freed."""
+    return tree.pool.leave(_cut(tree, node, want))
+
+
+def _cut(tree: PrefixTree, node: Node, want: int) -> bytes:
+    """``trim`` but for the pool: the ids (int32 bytes) of the pages cut."""
     if node.resident_children or not node.pages:
-        return 0
+        return b""
     pool, resident = tree.pool, len(node.pages) >> 2
     low = resident - want if resident > want else 0
     if node.pins:
         low = max(low, node.pins[-1] - node.start)
     if low >= resident:
-        return 0  # pinned to its end: ``unpin`` offers it again
+        return b""  # pinned to its end: ``unpin`` offers it again
     blocked = False
-    if low == resident - 1 and not pool.n_busy:
-        freed = pool.leave_one(int.from_bytes(node.pages[-4:], "little"))
-        node.pages = node.pages[:-4]
-        return _trimmed(tree, node, freed, blocked=False)
-    out = node.page_ids(low)
     if pool.n_busy:
-        busy = np.flatnonzero(pool.busy[out])
+        busy = np.flatnonzero(pool.busy[node.page_ids(low)])
         if len(busy):
             blocked = True
             tree.blocked.append(node)
             low += int(busy[-1]) + 1
             if low >= resident:
-                return 0
-            out = node.page_ids(low)
+                return b""
+    ids = node.pages[4 * low :]
     node.pages = node.pages[: 4 * low]
-    return _trimmed(tree, node, pool.leave(out), blocked=blocked)
-
-
-def _trimmed(tree: PrefixTree, node: Node, freed: int, *, blocked: bool) -> int:
-    """Pages of ``node`` have gone: it is a candidate still, or its parent has a resident child less."""
     if node.pages:
         if not blocked:
             tree.offer_victim(node)
     elif node.parent is not None:
         tree.count_resident(node.parent, -1)
     tree.prune(node)
-    return freed
+    return ids
 
 
 def can_evict(tree: PrefixTree, want: int) -> bool:

@@ -142,13 +142,9 @@ class Holding:
         self._hit: Hit | None = None  # known once a load has settled
         self.decision: Decision | None = None  # what of the outer tiers was worth loading; None: they had nothing
         self.cached_tokens = self.length = self.committed = cached
-        self._reset_tokens()
-
-    def _reset_tokens(self) -> None:
-        """``_tokens``: token bytes from ``_base``, where the page that holds token ``committed`` begins, or before."""
-        size = self._plane.tree.page_tokens
-        self._base = base = self.committed // size * size
-        self._tokens = self._key[4 * base : 4 * self.committed]
+        size = plane.tree.page_tokens
+        self._base = base = cached // size * size
+        self._tokens = key[4 * base : 4 * cached]  # of the tokens from _base to committed
 
     @property
     def root(self) -> Root:

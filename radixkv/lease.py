@@ -130,8 +130,9 @@ class Lease(Holding):
             if type(n) is not int or n < 0:
                 raise ValueError(f"append needs a count of at least 0, not {n!r}")
             pool, size = self._plane.pool, self._plane.tree.page_tokens
-            skip = min(n, max(0, self._have - self.length))
-            position, end = self.length + skip, self.length + n
+            length = self.length
+            skip = 0 if length >= self._have else min(n, self._have - length)
+            position, end = length + skip, length + n
             entry, offset = divmod(position, size)
             if n == 1 and not skip and offset and entry < self._entries and not pool.n_incoming:
                 page = self._table.item(entry)
@@ -152,7 +153,7 @@ class Lease(Holding):
             self.length = end
             if n == skip:
                 return np.full(n, -1, np.int64)
-            touched = self._table[entry:last].astype(np.int64)
+            touched = self._table[entry:last].astype(np.intp)
             left = end - (last - 1) * size  # tokens of the last page; all new pages are marked full so far
             if entry < old:
                 page, fill = touched.item(0), size if len(touched) > 1 else left
@@ -160,7 +161,7 @@ class Lease(Holding):
                     pool.fill[page] = fill
             if len(touched) > 1 or entry >= old:
                 pool.fill[touched.item(-1)] = left
-            slots = (touched[:, None] * size + self._plane.offsets).reshape(-1)[offset : offset + n - skip]
+            slots = self._plane.slots(touched)[offset : offset + n - skip]
             return np.concatenate((np.full(skip, -1, np.int64), slots)) if skip else slots
 
     def truncate(self, n: int) -> None:
@@ -202,11 +203,12 @@ class Lease(Holding):
         with plane.lock:
             self._check_open()
             first, last = self.committed, self.committed + len(array)
-            if not checked and last > self.prompt_tokens:  # what equals the prompt is as good as that
-                check_signs(array)
+            data = array.tobytes()
+            if not checked and last > self.prompt_tokens and (len(data) != 4 or data[3] > 127):
+                check_signs(array)  # what equals the prompt is as good as that, and one token is seen at a glance
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
-            data = self._check_prompt(array.tobytes(), first)
+            data = self._check_prompt(data, first)
             plane.drain()
             if self.failed:
                 self._check_open()
@@ -292,10 +294,11 @@ class Lease(Holding):
             end = min(max(keep, self._matched), end)
         if self._load is not None:
             self._load.drop()
-        elif not self.failed:
+        elif self.failed:
+            if fence is not None:
+                self._fence_rest(fence)
+        elif end > self._depth * plane.tree.page_tokens or fence is not None or plane.stores.active:
             self._end(end, fence)
-        elif fence is not None:
-            self._fence_rest(fence)
         self._give_back()
         if end < self.committed and not loading:
             tokens = self._tokens[4 * (self._depth * plane.tree.page_tokens - self._base) :]

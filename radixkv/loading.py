@@ -138,7 +138,8 @@ class Load:
             lease._base = lease._depth * size
             lease._tokens = lease._key[4 * lease._base : 4 * full * size]
             lease._publish(full, swap=True)
-        lease._reset_tokens()
+        lease._base = lease.committed // size * size
+        lease._tokens = lease._key[4 * lease._base : 4 * lease.committed]
         lease._matched = lease._have
         lease._hit = hit = self.hit()
         lease._load = None

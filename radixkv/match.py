@@ -22,6 +22,9 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     usable_tokens: int
 
 
+NOTHING = Match(0, 0, 0, 0, 0)
+
+
 class Found:
     """Where a prompt leaves the tree.
 
@@ -51,13 +54,20 @@ class Found:
 
     def page_ids(self) -> bytes:
         """Ids (int32 bytes) of the device pages the prompt covers. To be asked before the path is split."""
-        path = self.path
-        ids = path[0].pages if len(path) == 1 else b"".join([node.pages for node in path])
-        return ids[: 4 * self.device_pages]
+        return b"".join([node.pages for node in self.path])[: 4 * self.device_pages]
 
     def device_tokens(self, page_tokens: int) -> int:
         """Leading tokens the device alone can give."""
         return self.device_pages * page_tokens + self.partial_tokens
+
+
+def begins(tree: PrefixTree, root: Root, key: bytes) -> bool:
+    """Whether anything that ``find`` would look at begins with the first token of ``key``."""
+    children = root.children
+    if root.tails or root.shorts or (children and key[: tree.page_bytes] in children):
+        return True
+    first = key[:4]
+    return bool([child for child in tree.newest_children(root) if child.edge.startswith(first)])
 
 
 def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) -> Found:
@@ -103,8 +113,10 @@ def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, T
         return 0, None
     first = key[off : off + 4]  # the first token first: a fork's children nearly always differ in it
     for tail in node.tails or ():
-        if tail.edge.startswith(first):
-            same = common_tokens(tail.edge, 0, key, off, min(limit, len(tail.edge)))
+        edge = tail.edge
+        if edge.startswith(first):
+            whole = key.startswith(edge, off)
+            same = len(edge) >> 2 if whole else common_tokens(edge, 0, key, off, min(limit, len(edge)))
             if same > best:
                 best, entry = same, tail
     for child in tree.newest_children(node):

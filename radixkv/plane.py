@@ -19,14 +19,27 @@ from radixkv.plan import TouchPlan
 from radixkv.protocols import Lock
 from radixkv.residency import Residency
 from radixkv.stores import Stores
+from radixkv.types import PageIndex, Slots
 from radixkv.writes import Writes
 
 FENCES = 16
 """Open fences asked in one turn: a step of many leases must not ask each of them for each lease."""
 TOUCHES = 64
 """Paths used before ``tick`` writes their last uses to disk."""
+OFFSETS = 256
+"""Pages whose slots are numbered at a time."""
 EAGER_STORES = 8
 """Store jobs that ``acquire`` and ``close`` start by the way; ``tick`` does the rest."""
+
+
+class ForeignLock:
+    """The lock in a forked child, where the real one's holder may not exist. Raises WrongProcess."""
+
+    def __enter__(self) -> None:
+        raise WrongProcess("the cache was opened in another process: a forked child must open its own")
+
+    def __exit__(self, *error: object) -> None:
+        """Never entered."""
 
 
 class Plane:
@@ -36,7 +49,7 @@ class Plane:
         self.core = core
         self.tree = core.tree
         self.pool = core.pool
-        self.offsets = np.arange(core.layout.page_tokens)  # of the slots of a page
+        self._offsets = np.tile(np.arange(core.layout.page_tokens), OFFSETS)  # of tokens in their pages
         self.residency = Residency(core)
         self.writes = Writes(self.residency)
         self.loads = Loads(self.writes)
@@ -47,19 +60,27 @@ class Plane:
         self.jobs: list[Any] = []  # prefetches under way
         self.closed = False
         self.foreign = False  # in a forked child: nothing here is the child's to touch, the lock least of all
+        self.lock: Lock | ForeignLock = core.lock  # the one lock
 
-    @property
-    def lock(self) -> Lock:
-        """The one lock. Raises WrongProcess in a forked child, where its holder may not exist."""
-        if self.foreign:
-            raise WrongProcess("the cache was opened in another process: a forked child must open its own")
-        return self.core.lock
+    def disown(self) -> None:
+        """In a forked child: whoever asks for the lock is told."""
+        self.foreign, self.lock = True, ForeignLock()
 
     @property
     def leases(self) -> list[Any]:
         """The open leases, those that were dropped included, each once: a finaliser may leave its reference alive."""
         alive = [lease for ref in list(self._leases.values()) if (lease := ref()) is not None]
         return list({id(lease): lease for lease in (*alive, *self.dropped)}.values())
+
+    def slots(self, pages: PageIndex) -> Slots:
+        """Slots of all tokens of ``pages``, in order."""
+        size, offsets = self.tree.page_tokens, self._offsets
+        out = (pages * size).repeat(size)
+        even = len(out) - len(out) % len(offsets)
+        if even:
+            out[:even].reshape(-1, len(offsets))[:] += offsets
+        out[even:] += offsets[: len(out) - even]
+        return out
 
     def opened(self, lease: Any) -> None:
         """Remember an open lease, without keeping it alive."""

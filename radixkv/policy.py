@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 
@@ -44,17 +46,20 @@ E_ = TypeVar("E_")
 
 
 class VictimQueue(Generic[E_]):
-    """A lazy heap of candidates. An entry's rank is read again when it is popped; one that was used since goes back in.
+    """Candidates in order of rank. An entry's rank is read again when it is popped; one that was used since goes back
+    in.
 
+    Most come in rising order: those wait in line, in constant time however many there are; the others in a heap.
     Entries are pushed once (the caller keeps a ``queued`` mark) and may have become unfit meanwhile: the caller looks
     when it pops one.
     """
 
-    __slots__ = ("_heap", "_last_use", "_limit", "_policy", "_sequence", "_unfit")
+    __slots__ = ("_heap", "_last_use", "_limit", "_line", "_policy", "_sequence", "_unfit")
 
     def __init__(self, policy: Policy, last_use: Callable[[E_], int], unfit: Callable[[E_], bool]) -> None:
         """unfit: whether an entry can be forgotten; if so, it has taken the entry's mark away."""
         self._heap: list[tuple[int, int, E_]] = []
+        self._line: deque[tuple[int, int, E_]] = deque()
         self._limit = 1024  # entries at which the unfit ones are thrown out: without pressure nobody pops
         self._unfit = unfit
         self._policy = policy
@@ -62,29 +67,39 @@ class VictimQueue(Generic[E_]):
         self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) + len(self._line)
 
     def __iter__(self) -> Iterator[E_]:
         """The candidates, in no order; some may be unfit."""
-        return (item[2] for item in self._heap)
+        return (item[2] for item in chain(self._line, self._heap))
 
     def push(self, entry: E_) -> None:
         """Add a candidate."""
-        if len(self._heap) >= self._limit:
+        if len(self) >= self._limit:
+            self._line = deque(item for item in self._line if not self._unfit(item[2]))
             self._heap = [item for item in self._heap if not self._unfit(item[2])]
             heapq.heapify(self._heap)
-            self._limit = 2 * len(self._heap) + 1024
+            self._limit = 2 * len(self) + 1024
+        self._add(self._policy.rank(self._last_use(entry)), entry)
+
+    def _add(self, rank: int, entry: E_) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (self._policy.rank(self._last_use(entry)), self._sequence, entry))
+        item = (rank, self._sequence, entry)
+        if not self._line or self._line[-1][0] <= rank:
+            self._line.append(item)
+        else:
+            heapq.heappush(self._heap, item)
 
     def pop(self) -> E_ | None:
         """The candidate with the lowest rank as of now, or None."""
-        heap = self._heap
-        while heap:
-            rank, sequence, entry = heap[0]
+        heap, line = self._heap, self._line
+        while heap or line:
+            if not heap or (line and line[0] < heap[0]):
+                rank, _, entry = line.popleft()
+            else:
+                rank, _, entry = heapq.heappop(heap)
             current = self._policy.rank(self._last_use(entry))
             if current == rank:
-                heapq.heappop(heap)
                 return entry
-            heapq.heapreplace(heap, (current, sequence, entry))
+            self._add(current, entry)
         return None

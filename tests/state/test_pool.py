@@ -118,7 +118,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         pages = self.choose(data, self.where("cached"))
-        freed = self.pool.leave(ids(pages))
+        freed = self.pool.leave(ids(pages).tobytes())
         for i in pages:
             self.model[i].cached = False
         assert freed == sum(self.model[i].state == "free" for i in pages)
