@@ -124,7 +124,7 @@ def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes
     partial = found.partial
     if isinstance(partial, Tail):
         partial.last_use = plane.tree.now
-        plane.pool.ref[partial.page] += 1
+        plane.pool.retain_one(partial.page)
         ids += partial.page.to_bytes(4, "little")
     elif partial is not None:  # a partial hit inside a full page: pinned one page deeper, as part of the tree
         end, depth = partial, depth + 1

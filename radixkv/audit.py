@@ -75,6 +75,8 @@ class _Walk:
         _must(len(node.edge) == pages * self.tree.page_bytes, "edge length", len(node.edge), pages)
         _must(node.resident <= pages <= self.tree.edge_pages, "resident head within the edge", node.resident, pages)
         _must(full_above or not node.pages, "device residency is prefix-closed", node.start)
+        full = self.plane.pool.fill[node.page_ids()] >= self.tree.page_tokens
+        _must(full.all(), "a page of an edge is full: a write copies it", node.start)
         for page in node.page_ids().tolist() if node.pages else ():
             _must(page not in self.pages, "a page stands in one place", page)
             self.pages.add(page)
@@ -140,6 +142,8 @@ def _leases(plane: Plane, walk: _Walk) -> None:
     _must(found == walk.pins, "pins are the leases'", found, walk.pins)
     wrong = np.flatnonzero(refs != plane.pool.ref)
     _must(not len(wrong), "ref counts are the leases'", wrong.tolist())
+    shared = int(np.maximum(refs - 1, 0).sum())
+    _must(shared == plane.pool.n_shared, "shared pages are counted", shared, plane.pool.n_shared)
 
 
 def _records(plane: Plane, walk: _Walk) -> None:

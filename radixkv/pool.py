@@ -46,6 +46,7 @@ class PagePool:
         "n_busy",
         "n_incoming",
         "n_cached",
+        "n_shared",
     )
 
     def __init__(self, pages: int) -> None:
@@ -63,6 +64,7 @@ class PagePool:
         self.incoming: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # loads among those: nobody may read it yet
         self.n_busy = self.n_incoming = 0  # holds now open: zero skips the array work
         self.n_cached = 0
+        self.n_shared = 0  # refs beyond the first of each page: zero means that a holder is the only one
 
     def take(self, count: int, fill: int = 0) -> PageIndex:
         """``count`` free pages, private, ref 1. Raises OutOfPages, changing nothing, when fewer are free."""
@@ -76,14 +78,21 @@ class PagePool:
 
     def retain(self, pages: PageIds) -> None:
         """One more lease holds these pages (no id twice)."""
-        self.ref[pages] += 1
+        for page in pages.tolist():
+            self.retain_one(page)
+
+    def retain_one(self, page: int) -> None:
+        """``retain`` of one page."""
+        ref = self.ref.item(page)
+        self.ref[page] = ref + 1
+        self.n_shared += ref > 0
 
     def hand_over(self, pages: PageIndex) -> None:
         """``release`` of pages that the tree has taken in: none of them becomes free."""
-        if len(pages) == 1:
-            self.ref[pages.item(0)] -= 1
+        if self.n_shared:
+            self.release(pages)
         else:
-            self.ref[pages] -= 1
+            self.ref[pages] = 0  # the giver's was the only one
 
     def release(self, pages: PageIds | PageIndex) -> None:
         """One lease fewer holds these pages (no id twice); those that are nobody's now become free, or drain."""
@@ -93,6 +102,8 @@ class PagePool:
         pages = pages.astype(np.intp)
         left = self.ref[pages] - 1
         self.ref[pages] = left
+        if self.n_shared:
+            self.n_shared -= int(np.count_nonzero(left))
         dead = pages[(left == 0) & ~self.cached[pages]]
         if len(dead):
             self._dead(dead)
@@ -101,6 +112,7 @@ class PagePool:
         """``release`` of one page."""
         left = self.ref.item(page) - 1
         self.ref[page] = left
+        self.n_shared -= left > 0
         if not left and not self.cached.item(page):
             self._dead_one(page)
 

@@ -103,7 +103,7 @@ MUTATIONS = (
         "n = bisect_right(node.pins, at)",
         "n = 0",
     ),
-    _one("a tail is taken without a ref", "acquire.py", "        plane.pool.ref[partial.page] += 1\n", ""),
+    _one("a tail is taken without a ref", "acquire.py", "        plane.pool.retain_one(partial.page)\n", ""),
     _one(
         "a load starts at the chunk's first page",
         "coverage.py",

@@ -151,6 +151,7 @@ class PoolMachine(RuleBasedStateMachine):
         for state in ("free", "private", "cached", "loading", "draining"):
             assert getattr(counts, state) == states.count(state), state
         assert pool.ref.tolist() == [page.refs for page in self.model]
+        assert pool.n_shared == sum(max(0, page.refs - 1) for page in self.model)
         assert pool.busy.tolist() == [page.holds for page in self.model]
         assert pool.n_cached == states.count("cached")
         assert pool.n_busy == len(self.holds) and pool.n_incoming == sum(load for _, _, load in self.holds)
