@@ -25,7 +25,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 NOTHING = Match(0, 0, 0, 0, 0)
 
 
-class Found:
+class Found(msgspec.Struct, eq=False):
     """Where a prompt leaves the tree.
 
     path: nodes passed, the one the match ends inside included. pages: whole pages whose tokens match. extra: equal
@@ -35,22 +35,14 @@ class Found:
     ``device_pages`` (a tail, the last node, or a child of it).
     """
 
-    __slots__ = ("device_pages", "extra", "pages", "partial", "partial_tokens", "path", "resident", "within")
-
-    def __init__(self, path: list[Node], pages: int, extra: int, within: int) -> None:
-        self.path = path
-        self.pages = pages
-        self.extra = extra
-        self.within = within
-        resident = 0
-        for node in reversed(path):
-            if node.pages:  # what is above it is resident too
-                resident = node.start + (len(node.pages) >> 2)
-                break
-        self.resident = resident
-        self.device_pages = pages if pages < resident else resident
-        self.partial: Node | Tail | None = None
-        self.partial_tokens = 0
+    path: list[Node]
+    pages: int
+    extra: int
+    within: int
+    resident: int
+    device_pages: int
+    partial: Node | Tail | None = None
+    partial_tokens: int = 0
 
     def page_ids(self) -> bytes:
         """Ids (int32 bytes) of the device pages the prompt covers. To be asked before the path is split."""
@@ -99,9 +91,18 @@ def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
         if not key.startswith(child.edge, off):
             same = common_tokens(child.edge, 0, key, off, min(len(child.edge), n - off))
             within = same // tree.page_tokens
-            return Found(path, off // size + within, same - within * tree.page_tokens, within)
+            return _found(path, off // size + within, same - within * tree.page_tokens, within)
         off += len(child.edge)
-    return Found(path, off // size, 0, -1)
+    return _found(path, off // size, 0, -1)
+
+
+def _found(path: list[Node], pages: int, extra: int, within: int) -> Found:
+    resident = 0
+    for node in reversed(path):
+        if node.pages:  # what is above it is resident too
+            resident = node.start + (len(node.pages) >> 2)
+            break
+    return Found(path, pages, extra, within, resident, pages if pages < resident else resident)
 
 
 def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, Tail | Node | None]:

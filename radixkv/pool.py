@@ -78,8 +78,9 @@ class PagePool:
 
     def retain(self, pages: PageIds) -> None:
         """One more lease holds these pages (no id twice)."""
-        for page in pages.tolist():
-            self.retain_one(page)
+        ref = self.ref[pages]
+        self.ref[pages] = ref + 1
+        self.n_shared += int(np.count_nonzero(ref))
 
     def retain_one(self, page: int) -> None:
         """``retain`` of one page."""

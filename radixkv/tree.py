@@ -337,12 +337,11 @@ class PrefixTree(Paths):
     def prune(self, node: Node) -> None:
         """Shorten or remove what neither the device nor any outer tier holds any more, from ``node`` upwards."""
         while node.parent is not None and node.alive and not node.children and not node.tails:
-            self.drop_dead_records(node)
-            keep = node.resident
-            if node.records:
-                keep = max(keep, node.records[-1].end - node.start)
-            for record in node.shorts or ():
-                keep = max(keep, record.end - node.start)
+            keep = len(node.pages) >> 2
+            if self.n_records:
+                self.drop_dead_records(node)
+                for record in (*(node.records or ())[-1:], *(node.shorts or ())):
+                    keep = max(keep, record.end - node.start)
             if keep:
                 if node.start + keep < node.end:
                     node.edge = node.edge[: keep * self.page_bytes]
@@ -356,5 +355,5 @@ class PrefixTree(Paths):
                 parent.children = None
             node = parent
         self.drop_dead_records(node)
-        if isinstance(node, Root):
+        if not node.children and isinstance(node, Root):
             self.forget_root(node)
