@@ -74,7 +74,7 @@ def _cut(tree: PrefixTree, node: Node, depth: int) -> None:
             tree.drop_tail(tail)
         keep = depth - node.start if below is node else 0
         if below.resident > keep:
-            out = below.page_ids(keep).copy()
+            out = below.pages[4 * keep :]
             below.pages = below.pages[: 4 * keep]
             tree.pool.leave(out)
             if below.pages:
