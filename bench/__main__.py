@@ -1,8 +1,8 @@
 """``python -m bench [NAME [options]]``: one measurement, or without a name all that need no model.
 
 chunk_key, control_plane: what their names say. index: the index beside its yardsticks. chat_replay: multi-turn chat on
-a real model. disk: the disk tier beside files. churn: a full store that goes on replacing. All but the first two have
-options: ``--help``.
+a real model. disk: the disk tier beside files. churn: a full store that goes on replacing. service: the REST
+service under load. All but the first two have options: ``--help``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 
 ALL = ("chunk_key", "control_plane", "index")
-NAMES = (*ALL, "chat_replay", "disk", "churn")
+NAMES = (*ALL, "chat_replay", "disk", "churn", "service")
 
 
 def main(arguments: list[str]) -> int:

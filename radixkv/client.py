@@ -50,7 +50,7 @@ class ServiceError(RadixKVError):
 
 
 class ServiceUnreachable(RadixKVError):
-    """No answer: the service is not there, or did not answer in time. Whether it did what was asked is not known."""
+    """No answer of the service: it is not there, too slow, or something else is. What was asked may have been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,10 @@ def _answer(prepared: Prepared[T], response: httpx.Response) -> T:
         raise ServiceError(response.status_code, problem)
     if prepared.call.response is None:
         return response.text  # type: ignore[return-value]
-    return msgspec.json.decode(response.content, type=prepared.kind)
+    try:
+        return msgspec.json.decode(response.content, type=prepared.kind)
+    except msgspec.MsgspecError as error:
+        raise ServiceUnreachable(f"{prepared.call.name}: what answers is not this service: {error}") from error
 
 
 class Client(_Calls):
