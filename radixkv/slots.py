@@ -88,10 +88,6 @@ class HostSlots:
         """Slots given up while copies still use them (for audits)."""
         return set(self._dead)
 
-    def free_units(self) -> int:
-        """Units not in use."""
-        return self.chunks * QUARTERS - self.used_units
-
     def audit(self) -> bool:
         """Every unit is either taken or free, once."""
         units = [u for slot, n in self._taken.items() for u in range(slot, slot + n)]

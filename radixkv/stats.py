@@ -48,10 +48,10 @@ class Counters:
     abandoned_loads: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """One consistent picture of a cache. resumed_*: of preempted requests that came back, apart from the hits.
-    dropped_leases: garbage-collected without a close. hit_rate is in [0, 1] and 0.0 with no queries.
+@dataclass(slots=True, kw_only=True)
+class Stats(Counters):
+    """One consistent picture of a cache: its counters, and gauges. resumed_*: of preempted requests that came back,
+    apart from the hits. dropped_leases: garbage-collected without a close. hit_rate is in [0, 1], 0.0 with no queries.
 
     cached_tokens: tokens with KV on the device. unfilled_slots: slots of cached pages past their fill. pinned_tokens:
     those under a lease's pin. disk_raw_bytes: payload before compression; disk_used_bytes: what the records
@@ -82,48 +82,13 @@ class Stats:
     pinned_tokens: int
     cached_tokens: int
     unfilled_slots: int
-    shared_pages: int
-    cow_copies: int
-    duplicate_pages: int
-    evicted_pages: int
-    evicted_asked_pages: int
-    evicted_ahead_pages: int
-    cleared_pages: int
-    cleared_host_chunks: int
-    cleared_disk_chunks: int
     host_chunks: int
     host_used_bytes: int
     host_capacity_bytes: int
-    host_evicted: int
     disk_chunks: int
     disk_used_bytes: int
     disk_capacity_bytes: int
     disk_raw_bytes: int
-    disk_evicted: int
-    stores: int
-    loads: int
-    reads: int
-    writes: int
-    stored_bytes: int
-    loaded_bytes: int
-    read_bytes: int
-    written_bytes: int
-    store_s: float
-    load_s: float
-    read_s: float
-    write_s: float
-    store_refused: int
-    write_refused: int
-    load_failures: int
-    corrupt: int
-    lost: int
-    stale: int
-    dropped_leases: int
-    resumed_queries: int
-    resumed_tokens: int
-    resumed_hit_tokens: int
-    recomputed_tokens: int
-    abandoned_loads: int
     prefill_tokens_per_s: float
     disk_latency_s: float
     disk_bytes_per_s: float

@@ -178,6 +178,12 @@ MUTATIONS = (
         "        cleared",
     ),
     _one(
+        "a load that fails for good leaves its pages in the tree",
+        "loads.py",
+        "            withdraw(self.core.tree, record, plan.first_page, flight.pages, leases)\n",
+        "",
+    ),
+    _one(
         "loaded pages may be read before the load ends",
         "loads.py",
         "core.pool.hold(pages, write=True, load=True)",
