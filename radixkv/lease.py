@@ -94,14 +94,16 @@ class Lease(Holding):
         """
         plane, core = self._plane, self._plane.core
         load = self._load
-        deadline = load.deadline if load is not None else 0.0
-        deadline = deadline or core.clock() + core.config.policy.load_timeout_s
+        end = core.clock() + core.config.policy.load_timeout_s
+        deadline = (load.deadline if load is not None else 0.0) or end
         while True:
             with plane.lock:
                 self._plane.drain()
                 self._check_open(settled=False)
                 if self.ready:
                     return
+                if self._load is None and deadline < end:
+                    deadline = end  # the decision's deadline was for reads: verified bytes only need their copy
                 left = deadline - core.clock()
                 if left <= 0 and self._load is not None:
                     core.counters.load_failures += 1

@@ -8,6 +8,7 @@ import pytest
 
 from radixkv import RadixKVError
 from radixkv.config import PolicyConfig
+from radixkv.mover import ManualMover
 from radixkv.prefetch import JobState
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, Driver, LoadPlan, Outcome, prompt
@@ -205,3 +206,33 @@ def test_c_a_broken_device_costs_each_request_a_bounded_time(drive: Drive) -> No
         assert d.run(prompt(65, kind)) == 0
     d.check()
     assert d.stats.load_failures == 9 and d.stats.lost == 3
+
+
+def test_c_a_deadline_for_reads_is_none_for_the_copy_after_them(drive: Drive) -> None:
+    """What was read in time is waited for, however long its copy to the device takes within the policy's patience."""
+
+    class Slow(ManualMover):
+        now = 0.0
+
+        def wait(self, timeout_s: float) -> bool:
+            """A second passes; reads end at once, copies to the device after five of them."""
+            self.now += 1.0
+            for plan in list(self.plans):
+                if not isinstance(plan, LoadPlan) or self.now > 5.0:
+                    self.finish(self.plans.index(plan))
+            return True
+
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(64))
+    mover = d.mover
+    mover.__class__ = Slow
+    assert isinstance(mover, Slow)
+    d.core.clock = lambda: mover.now
+    session = d.lease(prompt(65), fill=False)
+    load = session.lease._load
+    assert load is not None
+    load.deadline = 2.0
+    session.lease.wait()
+    assert session.lease.ready and session.lease.cached_tokens == 64 and mover.now > 5.0
+    session.fill()
+    d.check()
