@@ -15,13 +15,14 @@ from fastapi import FastAPI
 from radixkv.api.app import app_of
 from radixkv.api.opening import close_backend, open_backend
 from radixkv.api.options import ServiceConfig
+from radixkv.api.protocol import Protocol
 from radixkv.api.service import Service
 from radixkv.config import Config
 from radixkv.errors import ConfigError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-HEADERS_S = 5
-"""How long an idle connection is kept open."""
+KEEP_ALIVE_S = 5
+"""How long a connection is kept open after an answer."""
 
 
 class Server(uvicorn.Server):
@@ -33,13 +34,14 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Protocol,
                 lifespan="on",
                 ws="none",
                 access_log=False,
                 log_level="warning",
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=HEADERS_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(close_timeout_s)),
             )
         )

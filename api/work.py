@@ -65,6 +65,11 @@ class Workers:
         """Whether any call has not ended."""
         return self._begun > 0
 
+    @property
+    def full(self) -> bool:
+        """Whether no more calls are taken."""
+        return self._begun >= QUEUE
+
     def _ended(self, _: Future[T]) -> None:
         with self._lock:
             self._begun -= 1

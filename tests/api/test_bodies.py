@@ -8,11 +8,12 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
 
+from radixkv.api import protocol
 from radixkv.rest import LookupRequest
 from tests.api.running import Running, over
 from tests.cases.conftest import Drive
@@ -199,10 +200,36 @@ def test_many_large_bodies_wait_for_their_turn(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize("body", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST /v1/lookup HTTP/9.9\r\n\r\n"])
-def test_what_is_no_http_is_refused(running: Running, body: bytes) -> None:
+def test_what_is_no_http_is_a_400(running: Running, body: bytes) -> None:
     with raw(running) as connection:
         connection.sendall(body)
-        assert connection.recv(4096)[:12] in (b"HTTP/1.1 400", b"")
+        answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"application/problem+json" in answer
+        assert connection.recv(4096) == b""
+    assert_well(running)
+
+
+@pytest.mark.parametrize("head", [b"", b"POST /v1/lookup HTTP/1.1\r\nhost: x\r\n"])
+def test_a_connection_without_a_request_is_closed(
+    running: Running, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.3)
+    with raw(running) as connection:
+        connection.settimeout(0.1)
+        connection.sendall(head)
+        began = time.monotonic()
+        while True:
+            try:
+                assert connection.recv(4096) == b""
+                break
+            except ConnectionResetError:
+                break
+            except TimeoutError:
+                assert time.monotonic() - began < 20
+                if head:
+                    with suppress(OSError):
+                        connection.sendall(b"x-slow: 1\r\n")
     assert_well(running)
 
 

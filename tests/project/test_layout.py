@@ -91,5 +91,11 @@ def test_constraints_pin_what_the_makefile_installs() -> None:
         "accelerate",
         "typer",
         "rich",
+        "fastapi",
+        "uvicorn",
+        "httptools",
+        "prometheus_client",
+        "httpx",
+        "schemathesis",
     ):
         assert name in pins

@@ -121,3 +121,20 @@ def test_environment_with_extras_runs_the_example(wheel: Path, tmp_path: Path) -
     assert all(path.startswith(str(tmp_path / "full")) for path in where.stdout.split())
     assert "tokens from the cache" in run(full.python, "embed.py", cwd=elsewhere).stdout
     assert run(full.python.parent / "radixkv", "--version", cwd=elsewhere).stdout.startswith("radixkv 0.")
+
+
+def test_environment_with_the_service_needs_no_torch(wheel: Path, tmp_path: Path) -> None:
+    packages = ("lmdb", "zstandard", "typer", "rich", "fastapi", "uvicorn", "httptools", "prometheus-client")
+    serving = Environment(tmp_path / "serving", ("numpy", "msgspec", "xxhash", *packages))
+    serving.install(wheel, "[disk,serve,cli]")
+    said = run(serving.python.parent / "radixkv", "config", "--json", cwd=tmp_path).stdout
+    assert '"serve.port"' in said
+    code = "import radixkv.api.server, radixkv.api.store, sys; print('torch' in sys.modules, 'httpx' in sys.modules)"
+    assert run(serving.python, "-c", code, cwd=tmp_path).stdout.split() == ["False", "False"]
+
+
+def test_environment_with_the_client_alone(wheel: Path, tmp_path: Path) -> None:
+    asking = Environment(tmp_path / "asking", ("numpy", "msgspec", "xxhash", "httpx"))
+    asking.install(wheel, "[client]")
+    code = "import radixkv.client, sys; print('fastapi' in sys.modules, 'radixkv.api' in sys.modules)"
+    assert run(asking.python, "-c", code, cwd=tmp_path).stdout.split() == ["False", "False"]
