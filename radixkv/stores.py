@@ -115,13 +115,7 @@ class Stores:
         record = self.tree.record(node, index, make=True)
         if record is None:
             return Result.GONE if index >= 0 else Result.STORED
-        if self._stored_somewhere(record):
-            return Result.STORED
-        chain: list[ChunkRecord] = []
-        link: ChunkRecord | None = record
-        while link is not None and not link.tiers[HOST].state:
-            chain.append(link)
-            link = link.parent
+        chain = self._to_store(record)
         for link in chain:
             link.busy += 1  # making room must not forget a record of the chain
         result = Result.STORED
@@ -133,6 +127,23 @@ class Stores:
             link.busy -= 1
             self.residency.idle(link)
         return result
+
+    def _to_store(self, record: ChunkRecord) -> list[ChunkRecord]:
+        """What of a record and its ancestors is to be stored, the last one first: nothing where the record is stored,
+        but for holes above it, since what lies behind them is not served.
+        """
+        chain: list[ChunkRecord] = []
+        link: ChunkRecord | None = record
+        if not self._stored_somewhere(record):
+            while link is not None and not link.tiers[HOST].state:
+                chain.append(link)
+                link = link.parent
+        elif self.residency.holes[HOST] or self.residency.holes[DISK]:
+            while link is not None:
+                if not self._stored_somewhere(link):
+                    chain.append(link)
+                link = link.parent
+        return chain
 
     @staticmethod
     def _stored_somewhere(record: ChunkRecord) -> bool:

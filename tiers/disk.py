@@ -14,7 +14,7 @@ from radixkv.errors import ConfigError
 from radixkv.plan import Outcome
 from radixkv.protocols import IndexRow, TierStats, WriteItem
 from radixkv.tiers.batch import Batch, Put, State, apply
-from radixkv.tiers.census import KEY_BYTES
+from radixkv.tiers.census import KEY_BYTES, take_census
 from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import claim_folder
 from radixkv.tiers.index import Row, index_row, row_bytes, unpack_row
@@ -85,6 +85,7 @@ class DiskTier:
         self._writing = threading.Lock()
         self._workers = Workers(workers or usual_count())
         self._owed: dict[bytes, None] = {}
+        self._recount = False
         self._unsynced = 0
         self._failing = False
 
@@ -113,7 +114,10 @@ class DiskTier:
 
     def _read(self, key: bytes, into: memoryview) -> Outcome:
         try:
-            return Outcome.OK if fetch(self._store, key, into) else Outcome.MISSING
+            if fetch(self._store, key, into):
+                return Outcome.OK
+            self._recount = True  # somebody may have taken it behind this tier's back
+            return Outcome.MISSING
         except CorruptRecord as error:
             _log.warning("disk store %s: chunk %s: %s", self._folder, key.hex()[:16], error)
             self._count("corrupt")
@@ -295,6 +299,9 @@ class DiskTier:
 
     def _apply(self, batch: Batch) -> Written:
         limits = (self._space.capacity_bytes, self._space.map_bytes // 64)
+        if self._recount:
+            self._recount = False
+            self._state = State(take_census(self._store).gauges, self._state.names_bytes)
         try:
             applied = apply(self._store, batch, self._state, *limits)
         except (lmdb.PanicError, Unavailable):

@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import lmdb
+
 from radixkv.plan import Outcome
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.lmdb_env import Unavailable
@@ -94,3 +96,17 @@ def look_and_wait(folder: str) -> None:
     with store.reading():
         print("open", flush=True)
         signal.pause()
+
+
+def take_away(folder: str, key: str) -> None:
+    """Delete a record behind its writer's back."""
+    env = lmdb.open(folder, max_dbs=8, map_size=64 << 20, lib_version=0)
+    with env.begin(write=True) as txn:
+        for name in (b"index", b"payload"):
+            db = env.open_db(name, txn=txn, create=False)
+            with txn.cursor(db) as cursor:
+                found = cursor.set_range(bytes.fromhex(key))
+                while found and cursor.key().startswith(bytes.fromhex(key)):
+                    cursor.delete()
+                    found = bool(cursor.key())
+    env.close()
