@@ -104,6 +104,10 @@ class Core:
         self.last_plan += 1
         return self.last_plan
 
+    def arena(self, staging: bool) -> HostSlots:
+        """Where a plan's slot is one of: the staging buffers, or the host cache."""
+        return self.staging if staging else self.slots
+
     def submit(self, flight: Flight) -> bool:
         """Hand a plan to the movers. False: refused, and nothing has changed."""
         if not self.mover.submit(flight.plan):

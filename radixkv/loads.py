@@ -184,7 +184,7 @@ class Loads:
         plan, record, core = flight.plan, flight.record, self.core
         assert isinstance(plan, ReadPlan) and record is not None and isinstance(record.read, Read)
         read, ok = record.read, done.outcome is Outcome.OK
-        slots = core.staging if plan.staging else core.slots
+        slots = core.arena(plan.staging)
         self.reading -= plan.tokens * core.layout.token_bytes
         if ok:
             core.estimates.disk.add(flight.ahead, done.total_s)
@@ -244,7 +244,7 @@ class Loads:
         self.loading += len(pages) * core.layout.page_bytes
         flight.ahead = self.loading
         core.pool.hold(pages, write=True, load=True)
-        (core.staging if staging else core.slots).pin(slot)
+        core.arena(staging).pin(slot)
         record.busy += 1
         part.pending = False  # only now: a part that fails is still counted as one that is waited for
         waiter.part_ready(part)
@@ -292,6 +292,6 @@ class Loads:
         assert flight.pages is not None
         self.loading -= len(flight.pages) * self.core.layout.page_bytes
         self.core.pool.unhold(flight.pages, write=True, load=True)
-        (self.core.staging if plan.staging else self.core.slots).unpin(plan.slot)
+        self.core.arena(plan.staging).unpin(plan.slot)
         record.busy -= 1
         self.residency.idle(record)

@@ -233,7 +233,7 @@ class Stores:
             self.lane_full = True
             return 0
         core.pool.hold(pages)
-        (core.staging if staging else core.slots).pin(slot)
+        core.arena(staging).pin(slot)
         record.busy += 1
         return plan.id
 

@@ -10,7 +10,7 @@ from radixkv.node import DISK, HOST, ChunkRecord, Root, State
 from radixkv.plan import Done, NamePlan, Outcome, WritePlan
 from radixkv.residency import Residency
 from radixkv.room import Room
-from radixkv.slots import QUARTERS, HostSlots
+from radixkv.slots import QUARTERS
 from radixkv.types import HostSlot
 
 
@@ -147,11 +147,8 @@ class Writes:
         self.residency.stored.replaced(record.key)
         record.tiers[DISK].plan = plan.id
         record.busy += 1
-        self._pins(staging).pin(slot)
+        core.arena(staging).pin(slot)
         return True
-
-    def _pins(self, staging: bool) -> HostSlots:
-        return self.core.staging if staging else self.core.slots
 
     def _name(self, root: Root) -> bool:
         parts = root.namespace.parts() if root.namespace is not None else {}
@@ -168,7 +165,7 @@ class Writes:
         record, plan, counters = flight.record, flight.plan, self.core.counters
         assert record is not None and isinstance(plan, WritePlan)
         record.busy -= 1
-        slots = self._pins(plan.staging)
+        slots = self.core.arena(plan.staging)
         slots.unpin(plan.slot)
         if plan.staging:
             slots.free(plan.slot)

@@ -73,10 +73,10 @@ MUTATIONS = (
         "radixkv/loads.py",
         (
             (
-                "        (core.staging if staging else core.slots).pin(slot)\n        record.busy += 1\n",
+                "        core.arena(staging).pin(slot)\n        record.busy += 1\n",
                 "        record.busy += 1\n",
             ),
-            ("        (self.core.staging if plan.staging else self.core.slots).unpin(plan.slot)\n", ""),
+            ("        self.core.arena(plan.staging).unpin(plan.slot)\n", ""),
         ),
     ),
     _one(
