@@ -26,7 +26,7 @@ FENCES = 16
 """Open fences asked in one turn: a step of many leases must not ask each of them for each lease."""
 TOUCHES = 64
 """Paths used before ``tick`` writes their last uses to disk."""
-OFFSETS = 256
+OFFSETS = 64
 """Pages whose slots are numbered at a time."""
 EAGER_STORES = 8
 """Store jobs that ``acquire`` and ``close`` start by the way; ``tick`` does the rest."""
