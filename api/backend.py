@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 from radixkv import rest
@@ -157,19 +157,12 @@ class CacheBackend:
             since = self.ages.unused_since(time.monotonic() - older_than_s)
             if since is None:  # the service has not run for so long: nothing is known to be as old
                 return Removal(Cleared())
-        before = self.cache.undeleted()
         done = [self.cache.clear(namespace, tier, since) for namespace in namespaces]
-        total = (
-            Cleared(*(sum(values) for values in zip(*(_fields(each) for each in done), strict=True)))
-            if done
-            else Cleared()
-        )
+        keys = [key for cleared in done for key in cleared.disk_keys]
         deadline = time.monotonic() + CLEAR_WAIT_S
-        while (now := self.cache.undeleted()).deleting and total.disk_chunks and time.monotonic() < deadline:
+        while (left := self.cache.undeleted(keys)).deleting and time.monotonic() < deadline:
             self.cache.mover.wait(0.02)
-        failed = min(total.disk_chunks, max(0, now.failed - before.failed))
-        pending = min(total.disk_chunks - failed, now.deleting)
-        return Removal(total, failed, pending)
+        return Removal(_sum(done), left.failed, left.deleting)
 
     def gauges(self) -> dict[str, int | float]:
         return self.cache.totals()
@@ -300,5 +293,6 @@ def capacity(total: int, used: int) -> rest.Capacity:
     return rest.Capacity(total, used, min(1.0, used / total) if total else 0.0)
 
 
-def _fields(cleared: Cleared) -> tuple[int, ...]:
-    return tuple(getattr(cleared, name) for name in Cleared.__dataclass_fields__)
+def _sum(done: list[Cleared]) -> Cleared:
+    names = [field.name for field in fields(Cleared) if field.name != "disk_keys"]
+    return Cleared(**{name: sum(getattr(cleared, name) for cleared in done) for name in names})

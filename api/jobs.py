@@ -13,14 +13,14 @@ from radixkv.api.problems import ProblemError, not_found
 from radixkv.prefetch import Job, JobState
 
 FORGET_S = 600.0
-"""How long a job that has ended can be asked for."""
+"""How long a job that has ended can be asked for, and how long one goes on that nobody asks for."""
 UNCLAIMED_S = 5.0
 """How long a job may be without anybody who was told of it."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """A job, whose it is, and when it began and ended. claimed: its id is on its way to whoever asked for it."""
+    """A job, whose it is, and when it began, ended and was last asked for. claimed: its id is on its way to its caller."""
 
     id: str
     job: Job
@@ -28,6 +28,7 @@ class Entry:
     salt: bytes | None
     began: float
     claimed: bool = False
+    asked: float = 0.0
     ended: float | None = field(default=None)
 
     def report(self) -> rest.Job:
@@ -70,6 +71,7 @@ class Jobs:
             entry = self._entries.get(job_id)
         if entry is None or (caller.salt is not None and entry.salt != caller.salt):
             raise not_found("there is no such job, or it has been forgotten")
+        entry.asked = time.monotonic()
         return entry
 
     def cancel(self, entry: Entry) -> None:
@@ -83,14 +85,14 @@ class Jobs:
             return any(entry.ended is None for entry in self._entries.values())
 
     def turn(self) -> None:
-        """Drive the jobs under way, cancel those nobody was told of, forget those that ended long ago."""
+        """Drive the jobs under way, cancel those nobody knows of or asks for, forget those that ended long ago."""
         now = time.monotonic()
         with self._lock:
             entries = list(self._entries.values())
         for entry in entries:
             if entry.ended is None:
                 entry.job.poll()
-                if not entry.claimed and now - entry.began > UNCLAIMED_S:
+                if now - max(entry.began, entry.asked) > (FORGET_S if entry.claimed else UNCLAIMED_S):
                     entry.job.cancel()
                 self._mark(entry)
             elif now - entry.ended > (FORGET_S if entry.claimed else UNCLAIMED_S):

@@ -173,6 +173,10 @@ class Service:
         def work(stop: Stop) -> Entry:
             asked = parse(body, rest.PrefetchRequest)
             space = namespace_of(asked.namespace, caller, "$.namespace")
+            if asked.to == "device" and caller.salt is not None:
+                raise ProblemError(
+                    403, "shared-device", "a tenant's token prefetches to the host: who uses pages shows"
+                )
             tokens = tokens_of(asked.tokens, "$.tokens")
             check_count(len(tokens), self.config.max_tokens)
             self.jobs.check_room(caller)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -358,11 +358,11 @@ class Cache:
         self._check_open()
         return list(report.namespaces(self._plane, salt, wanted))
 
-    def undeleted(self) -> Undeleted:
-        """Chunks that are to leave the disk tier and are still there."""
+    def undeleted(self, keys: Iterable[bytes]) -> Undeleted:
+        """How many of the chunks that a clear told the disk to delete are still there."""
         with self._lock:
             self._plane.drain()
-            return report.undeleted(self._plane)
+            return report.undeleted(self._plane, keys)
 
     def _known_key(self, prompt: Tokens, media: Sequence[Span]) -> bytes:
         """Match-key bytes of a prompt, up to a span of unknown content."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 
 from radixkv.evict import trim
 from radixkv.keys import Namespace
@@ -12,7 +13,9 @@ from radixkv.plane import Plane
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Per tier what was cleared, and what was kept because a lease or a copy in flight uses it."""
+    """Per tier what was cleared, and what was kept because a lease or a copy in flight uses it. disk_keys: of what the
+    disk is told to delete (see ``Cache.undeleted``).
+    """
 
     device_pages: int = 0
     host_chunks: int = 0
@@ -20,6 +23,7 @@ class Cleared:
     kept_device_pages: int = 0
     kept_host_chunks: int = 0
     kept_disk_chunks: int = 0
+    disk_keys: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
 
 def clear(
@@ -36,15 +40,24 @@ def clear(
     elif tier in (None, "disk") and unused_since is None:
         plane.residency.stored.clear_strays()
     done = [0] * 6
+    keys: list[bytes] = []
     for root in roots:
-        done = [a + b for a, b in zip(done, _clear_root(plane, root, tier, unused_since), strict=True)]
-    return Cleared(*done)
+        done = [a + b for a, b in zip(done, _clear_root(plane, root, tier, unused_since, keys), strict=True)]
+    return _cleared(done, keys)
 
 
-def _clear_root(plane: Plane, root: Root, tier: str | None, unused_since: int | None = None) -> list[int]:
-    """Clear below one root; the fields of ``Cleared`` in order. What was used after ``unused_since`` stays and does not
-    count as kept: no node is used later than its parent. Records of less than a page have no time of use of their own:
-    they go with everything, not by age.
+def _cleared(counts: list[int], keys: Sequence[bytes]) -> Cleared:
+    names = [f.name for f in fields(Cleared) if f.name != "disk_keys"]
+    return Cleared(**dict(zip(names, counts, strict=True)), disk_keys=tuple(keys))
+
+
+def _clear_root(
+    plane: Plane, root: Root, tier: str | None, unused_since: int | None = None, keys: list[bytes] | None = None
+) -> list[int]:
+    """Clear below one root; the counts of ``Cleared`` in order. keys: gets those that the disk is told to delete.
+
+    What was used after ``unused_since`` stays and does not count as kept: no node is used later than its parent.
+    Records of less than a page have no time of use of their own: they go with everything, not by age.
     """
     tree, counters = plane.tree, plane.core.counters
     until = tree.now if unused_since is None else unused_since
@@ -63,7 +76,10 @@ def _clear_root(plane: Plane, root: Root, tier: str | None, unused_since: int | 
     for which, name in ((HOST, "host"), (DISK, "disk")):
         if tier in (None, name):
             for record in reversed(records):
-                _clear_record(plane, record, which, chunks, kept)
+                key = record.key
+                if _clear_record(plane, record, which, chunks, kept) and which == DISK and keys is not None:
+                    assert key is not None
+                    keys.append(key)
     counters.cleared_pages += pages
     counters.cleared_host_chunks += chunks[HOST]
     counters.cleared_disk_chunks += chunks[DISK]
@@ -96,7 +112,7 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
         done = [a + b for a, b in zip(done, cleared, strict=True)]
         if not root.retired:
             tree.retire(root)
-    return Cleared(*done)
+    return _cleared(done, ())
 
 
 def clear_retired(plane: Plane) -> None:
@@ -120,12 +136,13 @@ def _clear_device(plane: Plane, node: Node, until: int) -> None:
         tree.prune(node)
 
 
-def _clear_record(plane: Plane, record: ChunkRecord, tier: int, done: list[int], kept: list[int]) -> None:
+def _clear_record(plane: Plane, record: ChunkRecord, tier: int, done: list[int], kept: list[int]) -> bool:
     residence = record.tiers[tier]
     if not residence.state:
-        return
+        return False
     if residence.children or residence.state is not State.READY or plane.residency.in_use(record, tier):
         kept[tier] += 1
-        return
+        return False
     plane.residency.drop(record, tier)
     done[tier] += 1
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
@@ -43,9 +43,7 @@ class NamespaceStats:
 
 @dataclass(frozen=True, slots=True)
 class Undeleted:
-    """Chunks that nobody is served from and that take room on disk. deleting: the disk is at it; failed: it could not,
-    or they cannot be reached since a restart.
-    """
+    """Chunks that nobody is served from and that take room on disk. deleting: it is under way; failed: it was tried."""
 
     deleting: int
     failed: int
@@ -110,10 +108,11 @@ def unique_tokens(plane: Plane) -> int:
     return total
 
 
-def undeleted(plane: Plane) -> Undeleted:
-    """What is to leave the disk tier and has not yet; other models' chunks are none of it."""
+def undeleted(plane: Plane, keys: Iterable[bytes]) -> Undeleted:
+    """Which of the keys are to leave the disk tier and have not yet."""
     stored = plane.residency.stored
-    return Undeleted(len(stored.deleting), len(stored.strays.keys() - stored.foreign))
+    known = set(keys)
+    return Undeleted(len(known & stored.deleting.keys()), len(known & stored.strays.keys()))
 
 
 def namespaces(

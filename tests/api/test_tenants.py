@@ -111,6 +111,24 @@ def test_jobs_of_others_are_unknown(two: Two) -> None:
     assert two.bob.job(job.id).state == "done"
 
 
+def test_a_full_device_tells_a_tenant_nothing(two: Two) -> None:
+    with pytest.raises(ServiceError) as refused:
+        two.alice.prefetch("model", prompt(128), to="device")
+    assert (refused.value.status, refused.value.kind) == (403, "shared-device")
+    assert two.alice.prefetch("model", prompt(128)).state == "done"
+
+
+def test_a_clear_says_nothing_of_deletes_of_others(two: Two) -> None:
+    """The disk is still at another's: the tenant's own clear is complete."""
+    two.driver.only_disk()
+    his = two.driver.cache.clear(HIS, "disk")
+    assert two.driver.cache.undeleted(his.disk_keys).deleting == 2
+    assert two.driver.cache.undeleted(()).deleting == 0
+    answer = two.alice.clear("host")
+    assert answer.complete
+    two.driver.drain()
+
+
 def test_the_limit_of_jobs_is_each_callers_own(drive: Drive) -> None:
     driver = drive(disk_bytes=DISK)
     driver.to_disk(prompt(256))
