@@ -20,7 +20,7 @@ UNCLAIMED_S = 5.0
 
 @dataclass(slots=True)
 class Entry:
-    """A job, whose it is, and when it began, ended and was last asked for. claimed: its id is on its way to its caller."""
+    """A job, whose it is, and when it began, ended and was last asked for. claimed: its caller is told of it."""
 
     id: str
     job: Job
