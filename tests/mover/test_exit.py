@@ -67,7 +67,7 @@ def test_e11_an_exit_in_the_middle_of_tensor_and_store_work_is_clean(tmp_path: P
         for i in range(300):
             mover.submit(store(4 * i, slot=4, pages=range(16), count=256))
             mover.submit(LoadPlan(4 * i + 1, 4, False, 256, 0, ids(*range(16, 32))))
-            mover.submit(write(4 * i + 2, i, slot=4, count=256))
+            mover.submit(write(4 * i + 2, i, slot=12, count=256))
             mover.submit(ReadPlan(4 * i + 3, key(i // 2), 256, 8, False))
         written = 0
         while not written:
