@@ -64,9 +64,15 @@ def _operation(call: calls.Call) -> dict[str, Any]:
     for status in call.statuses:
         out["responses"][str(status)] = {
             "description": _ABOUT[status],
-            "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}},
+            "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}, "example": _problem(status)}},
         }
     return out
+
+
+def _problem(status: int) -> dict[str, Any]:
+    title = HTTPStatus(status).phrase
+    kind = title.lower().replace(" ", "-")
+    return {"type": f"urn:radixkv:problem:{kind}", "title": title, "status": status, "detail": _ABOUT[status]}
 
 
 def _answer(call: calls.Call) -> dict[str, Any]:
@@ -74,7 +80,8 @@ def _answer(call: calls.Call) -> dict[str, Any]:
     if call.response is None:
         return {"description": description, "content": {"text/plain": {"schema": {"type": "string"}}}}
     schema = {"$ref": _REF.format(name=call.response.__name__)}
-    out: dict[str, Any] = {"description": description, "content": {"application/json": {"schema": schema}}}
+    content: dict[str, Any] = {"schema": schema} if call.answer is None else {"schema": schema, "example": call.answer}
+    out: dict[str, Any] = {"description": description, "content": {"application/json": content}}
     if call.status == HTTPStatus.ACCEPTED:
         out["headers"] = {"Location": {"schema": {"type": "string"}, "description": "Where the job can be asked for."}}
     return out

@@ -15,6 +15,9 @@ MEDIA_TYPE = "application/problem+json"
 DRAIN_S = 2.0
 """How long what a refused client is still sending is read and dropped, so that it gets to see the answer."""
 
+DETAIL = 500
+"""Characters of a problem's detail at most."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,7 +62,8 @@ class RefusedBody(Response):
 
 
 def problem(status: int, kind: str, detail: str) -> bytes:
-    """The document."""
+    """The document. detail may hold what the client sent: it is cut where it is long."""
+    detail = detail if len(detail) <= DETAIL else f"{detail[: DETAIL - 1]}…"
     return _encode(rest.Problem(f"urn:radixkv:problem:{kind}", HTTPStatus(status).phrase, status, detail))
 
 

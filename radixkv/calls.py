@@ -24,7 +24,7 @@ from radixkv.rest import (
 class Call:
     """One call. request: type of its JSON body. response: type of its JSON answer; None: text. status: of success.
     changes: it needs a bearer token. safe: may be sent again after a failure. errors: statuses it may answer, beside
-    those of its kind.
+    those of its kind. example, answer: of its two bodies.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Call:
     errors: tuple[int, ...] = ()
     query: dict[str, Any] = field(default_factory=dict)
     example: Any = None
+    answer: Any = None
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -54,6 +55,7 @@ class Call:
         return tuple(sorted(out))
 
 
+_JOB = {"id": "Zr7yq0", "state": "done", "to": "host", "wanted_tokens": 4096, "moved_tokens": 4096}
 _NAME = {"model": "meta-llama/Llama-3.1-8B", "revision": "0e9e39f", "salt": "tenant-a"}
 
 LOOKUP = Call(
@@ -67,6 +69,12 @@ LOOKUP = Call(
         "prompts": [
             {"namespace": _NAME, "tokens": [128000, 2675, 527, 264]},
             {"namespace": {"model": "my-model"}, "tokens": "AQAAAAIAAAADAAAA"},
+        ]
+    },
+    answer={
+        "results": [
+            {"device_tokens": 2, "host_tokens": 4, "disk_tokens": 4, "covered_tokens": 4, "usable_tokens": 3},
+            {"device_tokens": 0, "host_tokens": 0, "disk_tokens": 0, "covered_tokens": 0, "usable_tokens": 0},
         ]
     },
 )
@@ -97,8 +105,9 @@ PREFETCH = Call(
     safe=False,
     errors=(409, 429),
     example={"namespace": _NAME, "tokens": [128000, 2675, 527, 264], "to": "host"},
+    answer=_JOB | {"state": "pending", "moved_tokens": 0},
 )
-JOB = Call("job", "GET", "/v1/prefetch/{id}", "How a prefetch stands", Job, changes=True, errors=(404,))
+JOB = Call("job", "GET", "/v1/prefetch/{id}", "How a prefetch stands", Job, changes=True, errors=(404,), answer=_JOB)
 CANCEL = Call(
     "cancel",
     "DELETE",
@@ -107,6 +116,7 @@ CANCEL = Call(
     Job,
     changes=True,
     errors=(404,),
+    answer=_JOB | {"state": "cancelled", "moved_tokens": 1024},
 )
 CLEAR = Call(
     "clear",
@@ -119,9 +129,15 @@ CLEAR = Call(
     safe=False,
     errors=(404, 409),
     example={"tier": "all", "namespace": _NAME, "older_than_s": 3600},
+    answer={
+        "complete": False,
+        "device": {"cleared": 128, "kept": 16, "failed": 0, "pending": 0},
+        "host": {"cleared": 8, "kept": 0, "failed": 0, "pending": 0},
+        "disk": {"cleared": 12, "kept": 0, "failed": 0, "pending": 0},
+    },
 )
 METRICS = Call("metrics", "GET", "/metrics", "Prometheus metrics", None)
-HEALTH = Call("health", "GET", "/healthz", "Whether the process answers", Health, open=True)
+HEALTH = Call("health", "GET", "/healthz", "Whether the process answers", Health, open=True, answer={"status": "ok"})
 READY = Call("ready", "GET", "/readyz", "Whether it serves: not while it stops", Health, open=True, errors=(503,))
 
 CALLS = (LOOKUP, STATS, NAMESPACE_STATS, NAMESPACES, PREFETCH, JOB, CANCEL, CLEAR, METRICS, HEALTH, READY)

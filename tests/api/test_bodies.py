@@ -123,6 +123,16 @@ def test_what_is_not_sent_as_json_is_a_415(running: Running, kind: str) -> None:
     assert "application/json" in response.json()["detail"]
 
 
+def test_an_answer_does_not_give_back_what_was_sent_at_length(running: Running) -> None:
+    for body in (
+        {"prompts": [], "x" * 500_000: 1},
+        {"prompts": [{"namespace": {"model": "m", "y" * 500_000: ""}, "tokens": []}]},
+    ):
+        response = running.post("/v1/lookup", body)
+        assert response.status_code == 422
+        assert len(response.content) < 2000
+
+
 def test_a_charset_of_utf_8_may_be_said(running: Running) -> None:
     for kind in ("application/json;charset=UTF-8", 'Application/JSON; charset="utf-8"'):
         assert running.http.post("/v1/lookup", content=GOOD, headers={"content-type": kind}).status_code == 200

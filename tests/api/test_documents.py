@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from radixkv.api import ServiceConfig
@@ -112,5 +113,10 @@ def test_every_operation_is_documented_with_an_example() -> None:
         assert ("example" in str(operation.get("requestBody"))) == (call.request is not None)
         assert ("security" in operation) == (not call.open)
         assert {str(status) for status in call.statuses} < set(operation["responses"])
+        if call.answer is not None:
+            assert call.response is not None
+            msgspec.convert(call.answer, call.response, strict=True)
+        if call.request is not None:
+            msgspec.convert(call.example, call.request, strict=True)
     for name, schema in found["components"]["schemas"].items():
         assert schema["description"], name

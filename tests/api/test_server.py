@@ -184,6 +184,21 @@ def test_a_store_is_served_beside_its_writer(store: Driver) -> None:
     assert store.look(prompt(300))[2] == 300
 
 
+def test_a_store_that_is_taken_away_is_a_503_until_it_is_back(store: Driver) -> None:
+    store.close()
+    folder = store.folder / "store"
+    with command("--store", str(folder), "--serve.refresh_s", "0.05") as (_, url), Client(url, retries=0) as client:
+        assert client.lookup([(NS, prompt(300))]).results[0].disk_tokens == 300
+        folder.rename(store.folder / "away")
+        for act in (lambda: client.lookup([(NS, prompt(300))]), client.stats, client.namespaces, client.metrics):
+            with pytest.raises(ServiceError) as refused:
+                act()
+            assert refused.value.status == 503
+        assert client.health().status == "ok"
+        (store.folder / "away").rename(folder)
+        assert client.lookup([(NS, prompt(300))]).results[0].disk_tokens == 300
+
+
 def test_a_store_tells_tenants_apart(drive: Drive, tmp_path: Path) -> None:
     from radixkv.keys import Namespace
 
