@@ -144,9 +144,10 @@ def test_a_closed_cache_is_a_503(drive: Drive) -> None:
     driver = drive()
     with running(create_app(driver.cache, CONFIG)) as found:
         driver.close()
-        for call in (found.client.namespaces, lambda: found.client.lookup([(NS, [1])])):
-            with pytest.raises(ServiceError, match="503"):
-                call()
+        with Client(found.url, token=TOKEN, retries=0) as client:
+            for call in (client.namespaces, lambda: client.lookup([(NS, [1])])):
+                with pytest.raises(ServiceError, match="503"):
+                    call()
         assert found.client.health().status == "ok"
 
 

@@ -8,7 +8,7 @@ from bench import service
 
 
 def test_200_clients_at_once_see_no_error() -> None:
-    found = service.compare(seconds=1.0, clients=200)
+    found = service.compare(seconds=0.5, clients=200)
     for name in ("service", "echo"):
         row = found[name]
         assert isinstance(row, dict)
@@ -18,8 +18,8 @@ def test_200_clients_at_once_see_no_error() -> None:
 
 
 def test_memory_is_followed() -> None:
-    found = service.follow_memory(640)
-    assert found["requests"] == 640
+    found = service.follow_memory(320)
+    assert found["requests"] == 320
     assert set(found["statuses"]) <= {"200", "202", "404", "422", "429"}  # type: ignore[call-overload]
 
 
