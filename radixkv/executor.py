@@ -147,8 +147,13 @@ class Executor:
                 case NamePlan():
                     names.append((plan.root, plan.parts))
         try:
-            written = self._tier().write(items, delete, touch, names)
+            tier = self._tier()
+            written = tier.write(items, delete, touch, names)
             ended.update((plan.id, end) for plan, end in zip(writes, written, strict=True))
+            failed = set(tier.undeleted) if delete else set()
+            if failed:
+                struck = [p.id for p in plans if isinstance(p, DeletePlan) and not failed.isdisjoint(p.keys)]
+                ended.update(dict.fromkeys(struck, (Outcome.ERROR, 0)))
         except Exception as error:
             ended = dict.fromkeys(ended, (self._failed(plans[0], error), 0))
         return self._shared(plans, ended, time.perf_counter() - start)

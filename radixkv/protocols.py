@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -171,12 +171,17 @@ class Tier(Protocol):
         takes of the cap).
 
         OK, REFUSED (no room, too large, or the key's row has other tokens or another parent) or ERROR. Nothing of a
-        failed item is visible.
+        failed item is visible. Deletes that failed are in ``undeleted``.
         """
         ...
 
     def delete(self, keys: Sequence[bytes]) -> int:
-        """Remove records; how many there were."""
+        """Remove records; how many there were. What failed is in ``undeleted``."""
+        ...
+
+    @property
+    def undeleted(self) -> Collection[bytes]:
+        """Keys that the last ``write`` or ``delete`` was to remove and could not. The tier forgets them at the next."""
         ...
 
     def sync(self) -> bool:

@@ -84,7 +84,7 @@ class DiskTier:
         self._counting = threading.Lock()
         self._writing = threading.Lock()
         self._workers = Workers(workers or usual_count())
-        self._owed: dict[bytes, None] = {}
+        self._undeleted: dict[bytes, None] = {}
         self._recount = False
         self._unsynced = 0
         self._failing = False
@@ -138,14 +138,14 @@ class DiskTier:
         """One durable batch: deletes, then writes, then last uses and names, in transactions of ``Space.batch_bytes``.
 
         Per item (outcome, bytes it takes of the cap). Refused: no room, over a quarter of the cap, or a key that names
-        another chunk. Deletes that fail are tried again by the next call that writes.
+        another chunk. Deletes that fail are in ``undeleted``.
         """
         out: Written = [(Outcome.ERROR, 0)] * len(items)
         if self._store.forked:
             return out
         entries = [(root, msgspec.json.encode(parts)) for root, parts in names]
         with self._writing:
-            deletes = self._delete_most([*self._owed, *delete])
+            deletes = self._delete_most(list(delete))
             puts: list[Put] = []
             size = 0
             for put in self._workers.each(self._put, enumerate(items)):
@@ -164,15 +164,22 @@ class DiskTier:
         return out
 
     def delete(self, keys: Sequence[bytes]) -> int:
-        """Remove records; how many there were. What fails is tried again by the next call that writes."""
+        """Remove records; how many there were. What fails is in ``undeleted``."""
         if self._store.forked:
             return 0
         with self._writing:
             before = self._counts["deleted"]
-            rest = self._delete_most([*self._owed, *keys])
+            rest = self._delete_most(list(keys))
             if rest:
                 self._commit(Batch(rest), [])
             return self._counts["deleted"] - before
+
+    @property
+    def undeleted(self) -> frozenset[bytes]:
+        """Keys that the last ``write`` or ``delete`` was to remove and could not: they are the caller's to try again,
+        who may want some of them by then.
+        """
+        return frozenset(self._undeleted)
 
     def sync(self) -> bool:
         """Make everything written so far durable (with ``sync=True`` it is already). False: the disk did not."""
@@ -259,7 +266,7 @@ class DiskTier:
 
     def _delete_most(self, keys: list[bytes]) -> list[bytes]:
         """Delete in transactions of their own while there are more keys than one may take; the keys that are left."""
-        self._owed.clear()
+        self._undeleted.clear()
         while len(keys) > self._deletes_at_once:
             self._commit(Batch(keys[: self._deletes_at_once]), [])
             keys = keys[self._deletes_at_once :]
@@ -284,16 +291,16 @@ class DiskTier:
                 outcomes = self._apply(batch)
             self._failing = False
         except lmdb.MapFullError:
-            self._owed.update(dict.fromkeys(batch.deletes))
+            self._undeleted.update(dict.fromkeys(batch.deletes))
             outcomes = [(Outcome.REFUSED, 0)] * len(batch.puts)
         except _TROUBLE as error:
             self._trouble(error)
-            self._owed.update(dict.fromkeys(batch.deletes))
+            self._undeleted.update(dict.fromkeys(batch.deletes))
             outcomes = [(Outcome.ERROR, 0)] * len(batch.puts)
         for put, (outcome, stored) in zip(batch.puts, outcomes, strict=True):
             out[put.position] = (outcome, stored)
             if outcome is Outcome.OK:
-                self._owed.pop(put.key, None)
+                self._undeleted.pop(put.key, None)
             elif outcome is Outcome.REFUSED:
                 self._count("refused")
 

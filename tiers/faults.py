@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -202,6 +202,11 @@ class FaultyTier:
         self._forget(keys)
         self._full = False
         return gone - len(lost)
+
+    @property
+    def undeleted(self) -> Collection[bytes]:
+        """The inner tier's."""
+        return self.tier.undeleted
 
     def sync(self) -> bool:
         """As the tier below does."""

@@ -64,6 +64,8 @@ class DictTier:
         self.batches: list[int] = []
         self.writers: set[int] = set()
 
+    undeleted: tuple[bytes, ...] = ()
+
     def footprint(self, raw_bytes: int) -> int:
         return raw_bytes + 100
 

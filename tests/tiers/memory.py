@@ -88,6 +88,8 @@ class MemoryTier:
         self._records[row.key] = (msgspec.structs.replace(row, stored_bytes=len(payload)), payload)
         return Outcome.OK, len(payload)
 
+    undeleted: tuple[bytes, ...] = ()
+
     def delete(self, keys: Sequence[bytes]) -> int:
         """Remove records; how many there were."""
         return sum(self._records.pop(key, None) is not None for key in keys)
