@@ -108,6 +108,9 @@ def stamp(plane: Plane, found: Found) -> None:
             found.path.append(tree.split(last, found.within))
     for node in found.path:
         node.last_use = now
+    if plane.core.second_use:
+        for node in found.path:
+            node.reused_end = node.end
     if plane.core.disk is not None and found.path:
         plane.touched.append(found.path[-1])
 

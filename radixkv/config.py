@@ -63,8 +63,8 @@ class DiskConfig:
     """The compressed LMDB store. path: its folder ("" with capacity 0: tier off). capacity_bytes: hard cap on the data
     file.
 
-    admission: "always" (every chunk the host offers). sync: fsync every batch. queue_chunks: writes in flight at most;
-    more are refused and counted.
+    admission: "always" (every chunk the host offers) or "second-use" (those that a later request has used). sync: fsync
+    every batch. queue_chunks: writes in flight at most; more are refused and counted.
     """
 
     path: str = ""
@@ -76,7 +76,7 @@ class DiskConfig:
     def __post_init__(self) -> None:
         _integer("disk.capacity_bytes", self.capacity_bytes, 0)
         _integer("disk.queue_chunks", self.queue_chunks, 1, 1 << 16)
-        _choice("disk.admission", self.admission, ("always",))
+        _choice("disk.admission", self.admission, ("always", "second-use"))
         if not isinstance(self.path, str):
             raise ConfigError(f"disk.path must be text, not {self.path!r}")
         if bool(self.path) != bool(self.capacity_bytes):

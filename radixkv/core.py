@@ -75,6 +75,7 @@ class Core:
         self.device = device
         self.mover = mover
         self.disk = disk
+        self.second_use = disk is not None and config.disk.admission == "second-use"
         self.lock = lock
         self.clock = clock
         self.entropy = entropy

@@ -8,6 +8,7 @@ from itertools import chain
 from radixkv.node import DISK, HOST, ChunkRecord, Node, State
 from radixkv.plane import Plane
 from radixkv.stores import Job
+from radixkv.writes import reused
 
 WAIT_S = 0.02
 ROUNDS = 3
@@ -106,9 +107,18 @@ def _until(plane: Plane, deadline: float, reached: Callable[[], bool]) -> bool:
 
 
 def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkRecord]:
-    """Places on the device and records in the host that disk does not have: (node, depth, tail) as for store jobs,
-    parents first.
+    """Places on the device and records in the host that disk does not have and would admit: (node, depth, tail) as for
+    store jobs, parents first.
     """
+    if not plane.core.second_use:
+        yield from _unsaved(plane)
+        return
+    for place in _unsaved(plane):
+        if reused(place) if isinstance(place, ChunkRecord) else place[1] <= place[0].reused_end:
+            yield place
+
+
+def _unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkRecord]:
     tree = plane.tree
     for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots() if not root.retired):
         for record in (*(node.records or ()), *(node.shorts or ())):

@@ -98,6 +98,7 @@ class Node:
     with pages, and tails.
 
     ``pins``: sorted depths (in pages from the root) at which leases end here. ``queued``: in the victim queue.
+    ``reused_end``: depth up to which a later request has used it, kept where the disk admits at the second use.
     """
 
     __slots__ = (
@@ -112,6 +113,7 @@ class Node:
         "queued",
         "records",
         "resident_children",
+        "reused_end",
         "shorts",
         "start",
         "tails",
@@ -125,6 +127,7 @@ class Node:
         self.start = start
         self.end = end
         self.resident_children = 0
+        self.reused_end = 0
         self.queued = False
         self.alive = True
         self.children: dict[bytes, Node] | None = None

@@ -168,6 +168,7 @@ class PrefixTree(Paths):
         node.edge = node.edge[cut:]
         node.pages = node.pages[4 * pages :]
         upper.children = {node.edge[: self.page_bytes]: node}
+        upper.reused_end = node.reused_end
         node.parent = upper
         upper.resident_children = 1 if node.pages else 0
         if node.records:

@@ -14,6 +14,11 @@ from radixkv.slots import QUARTERS
 from radixkv.types import HostSlot
 
 
+def reused(record: ChunkRecord) -> bool:
+    """Whether a later request has used a record since it was made."""
+    return record.end <= record.node.at(record.end).reused_end
+
+
 class Writes:
     """Writes of chunks, and room in the host at the cost of chunks that must be written first. Never waits: what finds
     no room is refused.
@@ -88,10 +93,13 @@ class Writes:
         return all(self.reserve(link) and self.submit(link, link.slot, staging=False) for link in reversed(chain))
 
     def unwanted(self, record: ChunkRecord) -> bool:
-        """It is of a revision that is over: a later process would take it for KV of the weights in use. Or the disk
-        tier refused it (too large, say), and it has not been used since: not worth another try.
+        """It is of a revision that is over: a later process would take it for KV of the weights in use. Or it is not
+        admitted yet. Or the disk tier refused it (too large, say), and it has not been used since: not worth another
+        try.
         """
         if self.tree.retired and self.tree.root_of(record.node).retired:
+            return True
+        if self.core.second_use and not record.tiers[DISK].state and not reused(record):
             return True
         return record.refused_at >= 0 and self.tree.record_use(record) <= record.refused_at
 
