@@ -56,7 +56,7 @@ def model_payloads(nbytes: int) -> Payloads:
         if first + size > len(ids):
             first = first % size + 1
         with torch.inference_mode():
-            cached = model(ids[None, first : first + size], use_cache=True).past_key_values
+            cached = model(ids[None, first : first + size], use_cache=True).cache
         layers = [torch.stack((layer.keys[0], layer.values[0])) for layer in cached.layers]
         # layer, K or V, token, head, dim: the order of a packed chunk
         kv = torch.stack(layers).transpose(2, 3).to(torch.bfloat16).contiguous().view(torch.int16).numpy()

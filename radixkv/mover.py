@@ -26,7 +26,8 @@ EXIT_GRACE_S = 2.0
 class ThreadMover:
     """Carries out plans on threads of its own: lanes for loads, stores, reads and changes of the keyed tier.
 
-    queue_chunks: stores, and writes, that may be queued or running; more are refused. read_threads: reads at a time.
+    queue_chunks: stores, and writes, that may be queued or running; more are refused. read_threads: reads at a time
+    (default: one per core, two to four).
     The mover closes neither device, memory nor tier: their owner does, once ``stopped``. Dropping a mover without
     ``close``, or ending the interpreter, drops what is queued and gives what runs ``EXIT_GRACE_S`` seconds.
     """
@@ -40,13 +41,13 @@ class ThreadMover:
         staging: Arena | None,
         disk: Tier | None,
         queue_chunks: int = 64,
-        read_threads: int = 2,
+        read_threads: int | None = None,
     ) -> None:
         self.executor = Executor(layout=layout, device=device, host=host, staging=staging, disk=disk)
         lanes = (
             Lane("load", LoadPlan),
             Lane("store", StorePlan),
-            Lane("read", ReadPlan, threads=read_threads),
+            Lane("read", ReadPlan, threads=read_threads or _read_threads()),
             Lane("write", *CHANGES, take=partial(take_batch, token_bytes=layout.token_bytes)),
         )
         self._lanes = Lanes(self.executor.run, lanes, {StorePlan: queue_chunks, WritePlan: queue_chunks})
@@ -80,6 +81,11 @@ class ThreadMover:
         True: nothing was dropped and no thread is left. Idempotent.
         """
         return self._lanes.close(timeout_s)
+
+
+def _read_threads() -> int:
+    """Reading decompresses, so more cores read more; a disk is seldom worth more than four."""
+    return max(2, min(4, len(os.sched_getaffinity(0))))
 
 
 def _leave(lanes: Lanes, process: int) -> None:
