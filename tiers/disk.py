@@ -34,6 +34,8 @@ _SYNC_BYTES = 64 << 20
 """Bytes written without a sync at most, where transactions are not synced."""
 
 _TROUBLE = (lmdb.Error, OSError)
+_FULL = (lmdb.MapFullError, lmdb.Error, lmdb.DiskError)
+"""Exactly these, no subclass: the map, or the file system, had no page for a transaction."""
 
 Names = tuple[tuple[str, str], ...]
 Written = list[tuple[Outcome, int]]
@@ -276,19 +278,21 @@ class DiskTier:
         """Apply a batch, its puts' outcomes into ``out``; a full map gets a second try with freed pages settled."""
         try:
             try:
+                outcomes = self._apply(self._fitting(batch))
+            except lmdb.CorruptedError:  # segments that LMDB cannot find: without their rows they are never read
+                self._apply(Batch(batch.deletes, rows_only=True))
+                batch = Batch((), batch.puts, batch.touches, batch.names)
                 outcomes = self._apply(batch)
-            except lmdb.MapFullError:
-                self._count("full")
+            except lmdb.Error as error:
+                if type(error) not in _FULL:
+                    raise
+                self._count("full", isinstance(error, lmdb.MapFullError))
                 self._store.forget_the_dead()  # first: deletes need pages as well
                 if batch.deletes:
                     self._apply(Batch(batch.deletes))
                     batch = Batch((), batch.puts, batch.touches, batch.names)
                 self._store.settle()
-                outcomes = self._apply(batch)
-            except lmdb.CorruptedError:  # segments that LMDB cannot find: without their rows they are never read
-                self._apply(Batch(batch.deletes, rows_only=True))
-                batch = Batch((), batch.puts, batch.touches, batch.names)
-                outcomes = self._apply(batch)
+                outcomes = self._apply(self._fitting(batch))
             self._failing = False
         except lmdb.MapFullError:
             self._undeleted.update(dict.fromkeys(batch.deletes))
@@ -303,6 +307,13 @@ class DiskTier:
                 self._undeleted.pop(put.key, None)
             elif outcome is Outcome.REFUSED:
                 self._count("refused")
+
+    def _fitting(self, batch: Batch) -> Batch:
+        """The batch. Raises lmdb.Error where the file system has no room for its puts and for deletes after them."""
+        need = sum(put.row.cost for put in batch.puts)
+        if batch.puts and not self._store.room_for(need, self._state.gauges.used_bytes):
+            raise lmdb.Error("the file system has no room")
+        return batch
 
     def _apply(self, batch: Batch) -> Written:
         limits = (self._space.capacity_bytes, self._space.map_bytes // 64)

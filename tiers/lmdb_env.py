@@ -28,7 +28,13 @@ _log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 """Of the databases and their keys. Records and rows carry versions of their own."""
 
+_OVERHEAD_BYTES = 128 << 10
+"""Of pages in use for trees and lists, where free pages are guessed from what records take."""
+
 MAX_READERS = 512
+SPARE_BYTES = 1 << 20
+"""Of the file system, set aside for the pages that deletes need; a 64th of the cap where that is less."""
+
 FORMAT_KEY = b"format_version"
 _TICK_KEY = b"tick"
 _DATABASES = (b"meta", b"names", b"index", b"payload")
@@ -85,9 +91,9 @@ class Extent:
     SIGBUS when it is touched.
     """
 
-    def __init__(self, folder: Path, env: Environment) -> None:
+    def __init__(self, folder: Path, env: Environment, *, writable: bool = False) -> None:
         self._page_bytes = env.stat()["psize"]
-        self._fd = os.open(folder / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(folder / DATA_FILE, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         self.identity = found.st_dev, found.st_ino
         self._mapped = _mapped(found.st_ino)
@@ -98,6 +104,27 @@ class Extent:
         size = os.fstat(self._fd).st_size
         if size < need:
             raise lmdb.CorruptedError(f"its data file was cut to {size} of {need} bytes while it was open")
+
+    def allocate(self, env: Environment, nbytes: int, map_bytes: int) -> bool:
+        """Have the file system set ``nbytes`` aside past the last page in use, up to the cap. False: it has no room."""
+        used = (env.info()["last_pgno"] + 1) * self._page_bytes
+        size = os.fstat(self._fd).st_size
+        wanted = min(used + nbytes, map_bytes) - size
+        try:
+            if wanted > 0:
+                os.posix_fallocate(self._fd, size, wanted)
+        except OSError:
+            return False
+        return True
+
+    def give_back(self, env: Environment) -> None:
+        """Cut off what was set aside and not used: nobody has touched it, or ever will through this map."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self.used_bytes(env))
+
+    def used_bytes(self, env: Environment) -> int:
+        """Bytes of the file up to the last page that was ever in use."""
+        return int((env.info()["last_pgno"] + 1) * self._page_bytes)
 
     def run_is_whole(self, value: memoryview) -> bool:
         """Whether the header before a value of many pages is as LMDB wrote it. To delete or replace the value, LMDB
@@ -181,7 +208,7 @@ class Store:
         try:
             self._env.reader_check()
             self.meta, self.names, self.index, self.payload = databases(self._env, self.folder)
-            self._extent = Extent(self.folder, self._env)
+            self._extent = Extent(self.folder, self._env, writable=True)
         except BaseException:
             self._env.close()
             raise
@@ -193,6 +220,16 @@ class Store:
             self._extent.check(self._env)
             with self._env.begin(buffers=True) as txn:
                 yield txn
+
+    def room_for(self, nbytes: int, held_bytes: int) -> bool:
+        """Whether ``nbytes`` more can be written and deletes still find pages after that: every transaction needs new
+        ones, and on a full file system without any nothing could be deleted. held_bytes: what is in use of the file.
+        """
+        spare = min(SPARE_BYTES, self._map_bytes // 64)
+        with self._gate.entered():
+            if self._extent.allocate(self._env, nbytes + spare, self._map_bytes):
+                return True
+            return self._extent.used_bytes(self._env) - held_bytes > nbytes + _OVERHEAD_BYTES
 
     def run_is_whole(self, value: memoryview) -> bool:
         """Whether LMDB may delete or replace a value, see ``Extent``. For views of a transaction that runs."""
@@ -252,6 +289,7 @@ class Store:
             self._env.sync(True)
         except lmdb.Error as error:
             _log.warning("disk store %s: its last sync failed: %s", self.folder, error)
+        self._extent.give_back(self._env)
         self._env.close()
         self._extent.close()
 
