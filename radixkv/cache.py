@@ -261,6 +261,8 @@ class Cache:
         """
         if tier not in (None, "device", "host", "disk"):
             raise ConfigError(f"clear of tier {tier!r}: not one of device, host, disk")
+        if unused_since is not None and type(unused_since) is not int:
+            raise ConfigError(f"unused_since must be a logical time, as Cache.now says it, not {unused_since!r}")
         if namespace is not None and not isinstance(namespace, bytes):
             self._check_namespace(namespace)
         with self._lock:
@@ -329,7 +331,8 @@ class Cache:
         """The engine computed ``tokens`` prompt tokens in ``seconds``: from such reports the cache learns what a load
         competes with, unless ``policy.prefill_tokens_per_s`` says it. Raises ValueError for what is no such report.
         """
-        if type(tokens) is not int or tokens < 0 or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+        counted = type(tokens) is int and 0 <= tokens < 1 << 40
+        if not counted or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
             raise ValueError(f"{tokens!r} tokens in {seconds!r} s: a count and seconds are needed")
         with self._lock:
             self._check_open()

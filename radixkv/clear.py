@@ -56,7 +56,7 @@ def _clear_root(
 ) -> list[int]:
     """Clear below one root; the counts of ``Cleared`` in order. keys: gets those that the disk is told to delete.
 
-    What was used after ``unused_since`` stays and does not count as kept: no node is used later than its parent.
+    What was used after ``unused_since``, and what stands above it, stays and does not count as kept.
     Records of less than a page have no time of use of their own: they go with everything, not by age.
     """
     tree, counters = plane.tree, plane.core.counters
@@ -64,12 +64,14 @@ def _clear_root(
     pages = kept_pages = 0
     chunks, kept = [0, 0], [0, 0]
     nodes = list(tree.nodes(root))
-    old = [node for node in nodes if unused_since is None or (node is not root and node.last_use <= until)]
+    old = nodes if unused_since is None else _unused(nodes, root, until)
     records = [record for node in old for record in (*(node.records or ()), *(node.shorts or ()))]
     if tier in (None, "device"):
         before = plane.pool.n_cached
         for node in reversed(nodes):
-            _clear_device(plane, node, until)
+            _clear_tails(plane, node, until)
+        for node in reversed(old):
+            _clear_device(plane, node)
         pages = before - plane.pool.n_cached
         kept_pages = sum(node.resident for node in old if node.alive)
         kept_pages += sum(tail.last_use <= until for node in tree.nodes(root) for tail in node.tails or ())
@@ -92,14 +94,15 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
     """
     tree, residency = plane.tree, plane.residency
     residency.stored.condemn()
+    generation = (("generation", plane.core.entropy(16).hex()),)
     if namespace is None:
         roots = list(tree.all_roots())
-        digests = list(tree.roots)
+        tree.generations.clear()
+        tree.generation = generation
     else:
         found = tree.peek(namespace, plane.core.storage)
-        roots, digests = ([] if found is None else [found]), [namespace.digest]
-    for digest in digests:
-        tree.generations[digest] = (("generation", plane.core.entropy(16).hex()),)
+        roots = [] if found is None else [found]
+        tree.generations[namespace.digest] = generation
     done = [0] * 6
     for root in roots:
         for record in list(residency.records_below(root)):
@@ -126,14 +129,29 @@ def clear_retired(plane: Plane) -> None:
         plane.tree.forget_root(root)
 
 
-def _clear_device(plane: Plane, node: Node, until: int) -> None:
-    tree = plane.tree
+def _unused(nodes: list[Node], root: Root, until: int) -> list[Node]:
+    """Those of ``nodes`` (all below ``root``, parents first) of which nothing was used after ``until``, nor below
+    them: a commit stamps what it adds, not what it goes on from.
+    """
+    used: set[int] = {id(root)}
+    for node in reversed(nodes):
+        late = node.last_use > until or any(tail.last_use > until for tail in node.tails or ())
+        if (late or id(node) in used) and node.parent is not None:
+            used |= {id(node), id(node.parent)}
+    return [node for node in nodes if id(node) not in used]
+
+
+def _clear_tails(plane: Plane, node: Node, until: int) -> None:
     for tail in list(node.tails or ()):
         if tail.last_use <= until and not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
-            tree.drop_tail(tail)
-    if node.alive and node.parent is not None and node.last_use <= until:
-        trim(tree, node, node.resident)
-        tree.prune(node)
+            plane.tree.drop_tail(tail)
+            plane.tree.prune(node)
+
+
+def _clear_device(plane: Plane, node: Node) -> None:
+    if node.alive and node.parent is not None:
+        trim(plane.tree, node, node.resident)
+        plane.tree.prune(node)
 
 
 def _clear_record(plane: Plane, record: ChunkRecord, tier: int, done: list[int], kept: list[int]) -> bool:

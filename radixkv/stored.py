@@ -41,6 +41,7 @@ class Stored:
     def replaced(self, key: bytes) -> None:
         """A write of ``key`` has been handed over: what stands under it is not there to be deleted any more."""
         self.deleting.pop(key, None)
+        self.condemned.discard(key)  # of the weights in use, then: those of a revision that is over are not written
         self.reclaim(key)
 
     def reclaim(self, key: bytes) -> bool:

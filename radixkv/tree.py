@@ -62,6 +62,7 @@ class PrefixTree(Paths):
         self.now = 0
         self.unfilled = 0  # slots of tails past their tokens
         self.generations: dict[bytes, tuple[tuple[str, str], ...]] = {}  # of namespaces whose weights were replaced
+        self.generation: tuple[tuple[str, str], ...] = ()  # of all others, also those nobody has asked for yet
         self.victims: VictimQueue[Node | Tail] = VictimQueue(policy, _last_use, _unfit)
         self.blocked: list[Node | Tail] = []  # candidates under an open copy or fence: offered again when one ends
 
@@ -71,7 +72,7 @@ class PrefixTree(Paths):
         """The root of a namespace, made at its first use. storage: layout and shard parts that enter storage keys."""
         root = self.roots.get(namespace.digest)
         if root is None:
-            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, ())))
+            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, self.generation)))
             root = self.restored.pop(key, None) or Root(namespace, key)
             root.namespace = namespace
             root.uses = self._uses_of(namespace.digest)
@@ -93,7 +94,7 @@ class PrefixTree(Paths):
         """The root of a namespace if there is one; makes none."""
         root = self.roots.get(namespace.digest)
         if root is None and self.restored:
-            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, ())))
+            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, self.generation)))
             root = self.restored.get(key)
         return root
 

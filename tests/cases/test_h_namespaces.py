@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
+import pytest
+
+from radixkv.errors import ConfigError
 from radixkv.keys import Namespace
 from radixkv.node import Uses
 from radixkv.report import NamespaceStats
@@ -131,3 +135,30 @@ def test_clear_by_age_keeps_what_is_in_use_and_says_so(drive: Drive) -> None:
     session.close()
     assert d.cache.clear(unused_since=0).device_pages == 0
     d.check()
+
+
+def test_clear_by_age_leaves_what_a_later_commit_goes_on_from(drive: Drive) -> None:
+    """The pages above it were counted as old ones that somebody holds."""
+    d = drive()
+    shared = prompt(64)
+    d.run(shared + prompt(64, 1))
+    session = d.lease(shared + prompt(16, 2))
+    then = d.cache.now
+    session.decode(prompt(100, 5))
+    session.close()
+    d.drain()
+    d.run(prompt(16, 7))
+    cleared = d.cache.clear(unused_since=then)
+    assert (cleared.device_pages, cleared.host_chunks) == (4, 1), "the first one's own end alone"
+    assert (cleared.kept_device_pages, cleared.kept_host_chunks) == (0, 0)
+    assert d.look(session.tokens)[:2] == (180, 180) and d.look(shared + prompt(64, 1))[0] == 64
+    d.check()
+
+
+@pytest.mark.parametrize("since", [True, 1.5, "1", -0.0])
+def test_g1_clear_by_an_age_that_is_no_time(drive: Drive, since: Any) -> None:
+    d = drive()
+    d.run(prompt(64))
+    with pytest.raises(ConfigError, match="logical time"):
+        d.cache.clear(unused_since=since)
+    assert d.look(prompt(64))[0] == 64

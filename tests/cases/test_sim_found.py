@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from radixkv.keys import Namespace
 from radixkv.plan import DeletePlan, Outcome, StorePlan, WritePlan
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, prompt
+from tests.tiers.memory import MemoryTier
 
 
 @pytest.mark.timeout(30)
@@ -82,3 +84,53 @@ def test_a_delete_that_fails_after_the_weights_were_replaced_is_tried_again(driv
     driver.finish(delete, Outcome.ERROR)
     driver.restart()
     assert driver.look(prompt(64)) == (0, 0, 0)
+
+
+def test_a_chunk_stored_again_after_its_delete_failed_is_no_rest_of_a_revision_that_is_over(drive: Drive) -> None:
+    """Another namespace's new weights condemned it, since its key does not say whose it was: every flush counted it as
+    to be deleted, for as long as it was served."""
+    other = Namespace("other")
+    driver = drive(disk_bytes=DISK)
+    driver.to_disk(prompt(64), other)
+    driver.cache.clear(other, tier="disk")
+    (delete,) = driver.copies(DeletePlan)
+    driver.finish(delete, Outcome.ERROR)
+    driver.mover.refuse = {DeletePlan}
+    driver.replace_weights(NS)
+    assert driver.cache.bump_revision(NS).kept_disk_chunks == 1
+    assert driver.cache.flush(timeout_s=1.0) == 1, "it is still there, and may be of the old weights"
+    driver.run(prompt(64), other)
+    driver.drain()
+    driver.cache.flush(timeout_s=1.0)
+    driver.drain()
+    assert driver.look(prompt(64), other) == (64, 64, 64)
+    assert driver.cache.flush(timeout_s=1.0) == 0
+    driver.mover.refuse = set()
+    driver.restart()
+    assert driver.run(prompt(65), other) == 64
+
+
+def test_new_weights_for_all_are_new_for_namespaces_that_nobody_has_asked_for(drive: Drive) -> None:
+    """What their requests stored came under the old keys: a row of the old weights that could not be deleted found
+    its parent there, and was served."""
+    tier = MemoryTier(DISK)
+    driver = drive(own_tier=lambda: tier)
+    driver.to_disk(prompt(128))
+    (first, _) = driver.records(prompt(128))
+    tier.delete([first[1]])
+    driver.restart()
+    assert driver.look(prompt(128)) == (0, 0, 0), "its parent is missing"
+    driver.mover.refuse = {DeletePlan}
+    driver.replace_weights(NS)
+    assert driver.cache.bump_revision().kept_disk_chunks == 1
+    driver.run(prompt(64))
+    driver.drain()
+    driver.cache.flush(timeout_s=1.0)
+    driver.drain()
+    assert driver.cache.flush(timeout_s=1.0) == 1, "the old row is still there"
+    driver.evict_all()
+    driver.cache.clear(tier="host")
+    assert driver.look(prompt(128)) == (0, 0, 64)
+    driver.check()
+    assert driver.run(prompt(129)) == 64
+    driver.mover.refuse = set()

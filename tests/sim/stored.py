@@ -116,7 +116,7 @@ def new_weights(sim: Requests) -> Iterator[str]:
         sim.close(other)
     world.clock.run(0.5)
     world.cache.tick()
-    if not world.core.tree.generations or world.tier is None:
+    if not world.bumped() or world.tier is None:
         return
     rates, world.tier.rates = world.tier.rates, {}
     flushed = not world.cache.flush(timeout_s=5.0) and not world.core.flights
@@ -139,7 +139,7 @@ def durable(sim: Requests) -> Iterator[str]:
     new revision is found by no other process.
     """
     world = sim.world
-    if world.core.tree.generations:
+    if world.bumped():
         return
     for session in list(world.sessions):
         sim.close(session)
