@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
 from radixkv.estimate import Decision, Step, decide
@@ -93,6 +95,11 @@ def _weigh(plane: Plane, found: Found, parts: list[Part], covered: int, prompt: 
         from_disk = part.record.tiers[HOST].state is not State.READY
         steps.append(Step(max(have, min(page * size, covered)), nbytes, from_disk))
     decision = decide(core.estimates, have, prompt, steps, disk_ahead=loads.reading, host_ahead=loads.loading)
+    if decision.parts < len(parts) and not steps[decision.parts].from_disk and core.estimates.host_is_due():
+        count, every = decision.parts + 1, decision.tokens + decision.skipped_tokens
+        tokens = steps[count - 1].covered - have
+        decision = replace(decision, parts=count, tokens=tokens, skipped_tokens=every - tokens)
+        covered = have + tokens
     if decision.parts < len(parts):
         core.counters.recomputed_tokens += decision.skipped_tokens
         covered = steps[decision.parts - 1].covered if decision.parts else have

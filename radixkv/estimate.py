@@ -26,6 +26,12 @@ SPREAD = 0.01
 """Variance of the sizes measured, as a share of their mean squared, from which on a latency is told from a rate."""
 LEAST_PATIENCE = 0.25
 """But at least this share of what computing the same tokens would take: threads wait for their turn at times."""
+MAX_RATE = 1e12
+"""Tokens per second beyond which a report is one of a clock that did not move."""
+AGAIN = 16
+"""Decisions against what the host has, after which one part is copied all the same: a tier that is not used would never
+be measured again.
+"""
 
 
 class LoadTime:
@@ -78,17 +84,23 @@ class Estimates:
     configured and is not learned.
     """
 
-    __slots__ = ("disk", "given", "host", "prefill")
+    __slots__ = ("disk", "given", "host", "passed_over", "prefill")
 
     def __init__(self, prefill_tokens_per_s: float) -> None:
         self.disk = LoadTime()
         self.host = LoadTime()
         self.prefill = prefill_tokens_per_s
         self.given = prefill_tokens_per_s > 0
+        self.passed_over = 0
+
+    def host_is_due(self) -> bool:
+        """What the host has is about to be passed over: whether it has been so often that it is to be measured."""
+        self.passed_over = (self.passed_over + 1) % AGAIN
+        return not self.passed_over
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
         """The engine computed ``tokens`` prompt tokens in ``seconds``. Longer prompts weigh more."""
-        if self.given or tokens <= 0 or seconds <= 0:
+        if self.given or tokens <= 0 or seconds < tokens / MAX_RATE:
             return
         weight = tokens / (tokens + 2048) if self.prefill else 1.0
         self.prefill = 1 / ((1 - weight) / (self.prefill or 1.0) + weight * seconds / tokens)

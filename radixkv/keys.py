@@ -136,6 +136,8 @@ def as_tokens(tokens: Any) -> Tokens:
     InvalidTokens, naming the position, for a negative or too large token, a bool, float, str or None, and for more than
     ``MAX_TOKENS`` tokens.
     """
+    if isinstance(tokens, np.ma.MaskedArray):  # its min and max pass over what is masked
+        raise InvalidTokens("tokens must not be masked")
     if isinstance(tokens, np.ndarray):
         array = tokens
         plain = array.dtype == _INT32 and array.ndim == 1 and array.flags.c_contiguous and len(array) <= MAX_TOKENS
@@ -144,7 +146,10 @@ def as_tokens(tokens: Any) -> Tokens:
     elif isinstance(tokens, (list, tuple, range)):
         return _from_sequence(tokens)
     elif hasattr(tokens, "__array__"):
-        array = np.asarray(tokens)
+        try:
+            array = np.asarray(tokens)
+        except Exception as error:  # whatever its owner raises: a type numpy has not, memory of a device
+            raise InvalidTokens(f"tokens of type {type(tokens).__name__} make no array: {error}") from error
     else:
         raise InvalidTokens(f"tokens must be a list or an integer array, not {type(tokens).__name__}")
     if array.ndim != 1:

@@ -146,7 +146,8 @@ class Loads:
             return True
         tokens = residency.tokens(record)
         slot, staging = self._host_copy(record), False
-        if slot is None and not any(waiter.part_pages(part) is not None for waiter, part in read.waiters):
+        wanted = [waiter.part_pages(part) for waiter, part in read.waiters]
+        if slot is None and wanted and all(pages is None for pages in wanted):
             self._fail(read)  # a staging buffer would be no host copy
             self._over(read)
             return True

@@ -92,14 +92,14 @@ class VictimQueue(Generic[E_]):
 
     def pop(self) -> E_ | None:
         """The candidate with the lowest rank as of now, or None."""
-        heap, line = self._heap, self._line
+        heap, line, before = self._heap, self._line, self._sequence
         while heap or line:
             if not heap or (line and line[0] < heap[0]):
-                rank, _, entry = line.popleft()
+                rank, number, entry = line.popleft()
             else:
-                rank, _, entry = heapq.heappop(heap)
+                rank, number, entry = heapq.heappop(heap)
             current = self._policy.rank(self._last_use(entry))
-            if current == rank:
+            if current == rank or number > before:  # back in once at most, whatever a policy of one's own says
                 return entry
             self._add(current, entry)
         return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from radixkv.cache import Cache
 from radixkv.errors import InvalidTokens
@@ -33,6 +34,9 @@ BAD: list[tuple[Any, str]] = [
     ("77", "str"),
     (b"77", "bytes"),
     (7, "int"),
+    (np.ma.MaskedArray(np.array([1, -5, 3], np.int32), mask=[False, True, False]), "masked"),
+    (torch.zeros(2, dtype=torch.bfloat16), "BFloat16"),
+    (torch.zeros(2, dtype=torch.bool), "0"),
 ]
 VERBS: dict[str, Callable[[Cache, Any], Any]] = {
     "lookup": lambda cache, tokens: cache.lookup(NS, tokens),
@@ -108,3 +112,14 @@ def test_g1_kinds_of_integer_arrays(drive: Drive) -> None:
         assert d.cache.lookup(NS, np.array(prompt(40), large)).device_tokens == 40
         assert d.cache.lookup(NS, np.array(prompt(80), large)[::2]).device_tokens == 1
     assert d.cache.lookup(NS, tuple(prompt(40))).device_tokens == 40
+    for other in (">i4", "<i8", ">u4", ">u8"):
+        assert d.cache.lookup(NS, np.array(prompt(40), other)).device_tokens == 40
+    strided = np.array(prompt(40), np.int32).repeat(3)[::3]
+    backwards = np.array(prompt(40)[::-1], np.int32)[::-1]
+    closed = np.array(prompt(40), np.int32)
+    closed.flags.writeable = False
+    for array in (strided, backwards, closed):
+        assert d.cache.lookup(NS, array).device_tokens == 40
+        with d.cache.acquire(NS, array) as lease:
+            assert lease.cached_tokens == 39
+    assert d.cache.lookup(NS, torch.tensor(prompt(40))).device_tokens == 40

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from radixkv import ConfigError
 from radixkv.config import PolicyConfig
-from radixkv.policy import POLICIES, register
-from tests.policies.contract import PolicyContract
+from radixkv.policy import POLICIES, Policy, VictimQueue, register
+from tests.harness.driver import DISK, Driver, prompt
+from tests.policies.contract import Entry, PolicyContract
 
 
 class TestLRU(PolicyContract):
@@ -46,3 +48,49 @@ class TestAPolicyOfOnesOwn(PolicyContract):
 def test_a_name_that_nobody_registered_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"policy\.eviction 'fifo' is not one of lru"):
         PolicyConfig(eviction="fifo")
+
+
+class NoNumber:
+    """Nothing is equal to its rank, itself included."""
+
+    def rank(self, last_use: int) -> float:
+        return float("nan")
+
+
+class EverHigher:
+    """Ranks grow each time they are asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def rank(self, last_use: int) -> int:
+        self.asked += 1
+        return self.asked
+
+
+@pytest.mark.parametrize("policy", [NoNumber, EverHigher])
+@pytest.mark.timeout(10)
+def test_a_policy_whose_ranks_never_settle_gives_every_candidate_once(policy: type[Policy]) -> None:
+    """The search for a victim went on for ever, under the lock."""
+    queue: VictimQueue[Entry] = VictimQueue(policy(), lambda entry: entry.last_use, lambda entry: entry.gone)
+    entries = [Entry(use) for use in (3, 1, 2, 5, 4)]
+    for entry in entries:
+        queue.push(entry)
+    popped = [queue.pop() for _ in entries]
+    assert set(popped) == set(entries) and queue.pop() is None
+
+
+@pytest.mark.parametrize("policy", [NoNumber, EverHigher])
+@pytest.mark.timeout(60)
+def test_a_cache_under_such_a_policy_stays_right(tmp_path: Path, policy: type[Policy]) -> None:
+    register("odd")(policy)
+    try:
+        driver = Driver(tmp_path, policy=PolicyConfig(eviction="odd"), pages=24, host_chunks=3, disk_bytes=DISK)
+        for kind in range(8):
+            driver.run(prompt(64, kind % 2) + prompt(100, kind))
+            driver.drain(kind)
+            driver.check()
+        driver.idle()
+        driver.close()
+    finally:
+        del POLICIES["odd"]

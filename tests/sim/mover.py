@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from radixkv.executor import CHANGES, take_batch
 from radixkv.mover import ManualMover
 from radixkv.plan import Done, LoadPlan, Outcome, Plan, ReadPlan, StorePlan, WritePlan
@@ -41,12 +43,14 @@ class SimMover(ManualMover):
         self._clock = clock
         self._chance = chance
         self.bad: set[bytes] = set()
+        self._begun: dict[int, float] = {}  # when each plan was submitted
         self._token_bytes: int = parts["layout"].token_bytes
 
     def submit(self, plan: Plan) -> bool:
         """Queue a plan, to end at its moment; some end before this returns, as under a fast thread."""
         if not super().submit(plan):
             return False
+        self._begun[plan.id] = self._clock.now
         draw, pace = self._chance.random, self.pace
         if draw() < pace.at_once:
             self._due(plan)
@@ -84,7 +88,7 @@ class SimMover(ManualMover):
             done = self.executor.run(plans) if outcome is None else [Done(plan.id, outcome) for plan in plans]
         except WorkerDied:
             done = [Done(plan.id, Outcome.ERROR) for plan in plans]
-        self._done += done
+        self._done += [msgspec.structs.replace(d, total_s=self._clock.now - self._begun.pop(d.id)) for d in done]
         for plan, end in zip(plans, done, strict=True):
             if isinstance(plan, ReadPlan) and end.outcome in (Outcome.CORRUPT, Outcome.MISSING):
                 self.bad.add(plan.key)

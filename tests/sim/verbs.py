@@ -60,6 +60,13 @@ def poll(sim: Requests) -> str:
     return "nobody" if session is None else str(session.lease.poll())
 
 
+def observe_prefill(sim: Requests) -> str:
+    """The engine says how fast it computes: ignored where the configuration says it."""
+    tokens, seconds = sim.chance.randint(0, sim.longest), sim.chance.choice([0.0, 0.001, 0.03, 0.3])
+    sim.world.cache.observe_prefill(tokens, seconds)
+    return f"{tokens} tokens in {seconds} s"
+
+
 def fork(sim: Requests) -> str:
     session = sim.session()
     if session is None or not session.lease.settled or len(sim.world.sessions) >= 8:
@@ -198,6 +205,7 @@ VERBS: dict[Verb, float] = {
     go_on: 10,
     commit_part: 4,
     poll: 2,
+    observe_prefill: 1,
     fork: 3,
     close: 9,
     look: 6,

@@ -80,6 +80,7 @@ def draw_setup(chance: random.Random) -> Setup:
             min_partial_tokens=chance.choice([1, 1, 2]),
             load_retries=chance.choice([1, 2, 3]),
             load_timeout_s=LOAD_TIMEOUT_S,
+            prefill_tokens_per_s=chance.choice([0.0, 0.0, 30.0, 300.0, 3_000.0]),
         ),
         pace=Pace(
             at_once=chance.choice([0.0, 0.2, 0.6]),
@@ -207,6 +208,10 @@ class World(Driver):
         if any(isinstance(flight.plan, CHANGES) for flight in self.core.flights.values()):
             return True
         return not all(self.tier.contains(list(self.cache._plane.residency.stored.strays)))
+
+    def bumped(self) -> bool:
+        """Whether keys of this process are of a revision that no other process knows."""
+        return bool(self.core.tree.generations or self.core.tree.generation)
 
     # time
 
