@@ -23,7 +23,7 @@ def _choice(where: str, value: object, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """Device pages. kind: "cpu" (torch reference) or "none" (no data: planning and replay).
+    """Device pages. kind: "cpu" (torch reference), "cuda" (one GPU) or "none" (no data: planning and replay).
 
     pages: pages of the pool. low_watermark_pages: free pages that ``tick`` keeps for running requests.
     """
@@ -34,7 +34,7 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         _integer("device.pages", self.pages, 0, 2**31 - 1)
-        _choice("device.kind", self.kind, ("cpu", "none"))
+        _choice("device.kind", self.kind, ("cpu", "cuda", "none"))
         _integer("device.low_watermark_pages", self.low_watermark_pages, 0, max(0, self.pages))
 
 

@@ -66,6 +66,10 @@ def open(
             stack.callback(host.close)
             staging = HostArena(config.host.staging_chunks * 4, unit)
             stack.callback(staging.close)
+            pin = getattr(device, "pin", None)
+            if pin is not None:  # the device copies faster from memory it has locked
+                for arena in (host, staging):
+                    stack.callback(pin(arena.view(0, arena.units * arena.unit_bytes)))
         disk = _disk(config) if tier is None else _check_tier(tier, config)
         if disk is not None:
             stack.callback(disk.close)
@@ -116,6 +120,10 @@ def _check_device(device: Device, config: Config) -> None:
 def _device(config: Config) -> Device:
     if config.device.kind == "none":
         return NoDevice()
+    if config.device.kind == "cuda":
+        from radixkv.gpu.cuda import CudaDevice
+
+        return CudaDevice(config.layout, config.device.pages)
     from radixkv.gpu.reference import TorchDevice
 
     return TorchDevice(config.layout, config.device.pages)

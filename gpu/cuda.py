@@ -1,0 +1,238 @@
+"""The CUDA device: pages in GPU memory, moved by kernels on streams, with events as fences."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.errors import ConfigError
+from radixkv.gpu import limits
+from radixkv.gpu import pages as page_kernels
+from radixkv.gpu.packing import gather, scatter
+from radixkv.gpu.reference import CASTABLE, DoneFence
+from radixkv.layout import KVLayout
+from radixkv.protocols import Fence
+from radixkv.types import PageIds
+
+
+class EventFence:
+    """A point on a CUDA stream."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+        self._passed = False
+
+    def done(self) -> bool:
+        """Whether the stream has passed it. Never blocks."""
+        self._passed = self._passed or bool(self.event.query())
+        return self._passed
+
+
+class _Lane:
+    """What one direction of chunk copies needs: a stream and a buffer on the device, one copy at a time."""
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def taken(self, nbytes: int) -> Any:
+        """The buffer, [1, nbytes], while its stream is the current one; on leaving, the stream has ended its work."""
+        with self._lock, torch.cuda.stream(self.stream):
+            if nbytes > len(self._buffer):
+                self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._buffer.device)
+            try:
+                yield self._buffer[:nbytes].view(1, nbytes)
+            finally:
+                self.stream.synchronize()
+
+
+class CudaDevice:
+    """Pages of one cache group in GPU memory; implements ``protocols.Device``.
+
+    kv: the page tensor, [layers, K and V, pages, page_tokens, kv_heads, head_dim] of the layout's dtype; what
+    ``DecodePlan`` and ``PrefillPlan`` read is kv[layer, 0] and kv[layer, 1]. scales: uint8 [layers, K and V, pages,
+    page_tokens, kv_heads, scale_bytes] (empty without scales); they go wherever their page goes.
+    ``copy_pages`` and ``write`` are queued on the stream given, or the current one; ``pack`` and ``unpack`` run on
+    streams of their own and have ended when they return: several threads may call them. Raises ConfigError where torch
+    sees no CUDA device, triton is not installed, or no kernel takes the layout.
+    """
+
+    def __init__(self, layout: KVLayout, pages: int, torch_device: str = "cuda") -> None:
+        group = layout.group
+        self.device = torch.device(torch_device)
+        if self.device.type != "cuda" or not torch.cuda.is_available():
+            raise ConfigError(f"torch_device {torch_device!r} is no CUDA device that torch sees")
+        try:
+            import triton  # noqa: F401
+        except ImportError as missing:
+            raise ConfigError("the CUDA device needs triton: pip install radixkv[gpu]") from missing
+        limits.check_shape(group.kv_heads, group.kv_heads, group.head_dim, layout.page_tokens)
+        if group.scale_bytes not in (0, 4):
+            raise ConfigError(f"scale_bytes {group.scale_bytes} is not supported; supported: 0, 4 (one float32)")
+        self.layout, self.pages = layout, pages
+        shape = (group.layers, 2, pages, layout.page_tokens, group.kv_heads)
+        self.kv = torch.zeros((*shape, group.head_dim), dtype=getattr(torch, group.dtype), device=self.device)
+        self.scales = torch.zeros((*shape, group.scale_bytes), dtype=torch.uint8, device=self.device)
+        self._out, self._in = (_Lane(self.device, layout.chunk_bytes) for _ in range(2))
+
+    @property
+    def slots(self) -> int:
+        """Slots of the pool: pages x page_tokens."""
+        return self.pages * self.layout.page_tokens
+
+    def fence(self, stream: torch.cuda.Stream | None = None) -> Fence:
+        """A fence for all work queued so far on ``stream`` (default: the current one)."""
+        event = torch.cuda.Event()
+        event.record(stream or torch.cuda.current_stream(self.device))
+        return EventFence(event)
+
+    def token_scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """k_scales and v_scales of a layer as kernels take them, float32 [pages, page_tokens, kv_heads]; None for pages
+        without.
+        """
+        if not self.layout.group.scale_bytes:
+            return None, None
+        k, v = self.scales[layer].view(torch.float32).squeeze(-1)
+        return k, v
+
+    def write(self, layer: int, slots: Any, k: Tensor, v: Tensor) -> None:
+        """Write new K and V by slot mapping, on the current stream.
+
+        slots: int64 [n], -1 skips that token; k, v: [>= n, kv_heads, head_dim] on the device, of which n rows count.
+        Values of another float type are converted; pages with scales are quantised. Slots on the device are not
+        looked at; others are checked. Raises ValueError for a slot outside the pool, too few rows or a type that would
+        need a scale.
+        """
+        index = torch.as_tensor(slots)
+        count = len(index)
+        if len(k) < count or len(v) < count:
+            raise ValueError(f"{count} slots need as many rows of K and V, not {len(k)} and {len(v)}")
+        if not count:
+            return
+        if not index.is_cuda:
+            low, high = (int(x) for x in torch.aminmax(index))
+            if low < -1 or high >= self.slots:
+                raise ValueError(f"slot {low if low < -1 else high} is outside [-1, {self.slots - 1}]")
+            index = self._upload(index.to(torch.int64))
+        k_scales, v_scales = self.token_scales(layer)
+        if k.dtype != self.kv.dtype and k_scales is None:
+            if k.dtype not in CASTABLE or self.kv.dtype not in CASTABLE:
+                raise ValueError(f"{k.dtype} cannot be written to pages of {self.kv.dtype} without a scale")
+            k, v = k[:count].to(self.kv.dtype), v[:count].to(self.kv.dtype)
+        page_kernels.write(
+            self.kv[layer, 0], self.kv[layer, 1], index, k, v, k_scales=k_scales, v_scales=v_scales
+        )  # fmt: skip
+
+    def gather_pages(self, layer: int, page_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of whole pages (int32 or int64 ids, in order): two copies of [pages * page_tokens, kv_heads,
+        head_dim].
+        """
+        ids = page_ids.to(self.device)
+        k, v = (self.kv[layer, side].index_select(0, ids).flatten(0, 1) for side in (0, 1))
+        return k, v
+
+    def gather(self, layer: int, block_table: Any, length: int) -> tuple[Tensor, Tensor]:
+        """K and V of the first ``length`` tokens of a block table on the host: two copies of [length, kv_heads,
+        head_dim].
+
+        Table entries past the length are never read. Raises ValueError for a bad page id in front of it or a table that
+        is too short.
+        """
+        used = -(-length // self.layout.page_tokens)
+        k, v = self.gather_pages(layer, torch.tensor(self._checked(np.asarray(block_table)[:used], used)))
+        return k[:length], v[:length]
+
+    def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:
+        """Queue a copy of whole pages with their scales. Raises ValueError for page ids outside the pool."""
+        source, destination = (self._checked(ids, len(source)) for ids in (source, destination))
+        if not len(source):
+            return DoneFence()
+        stream = stream or torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(stream):
+            before, after = self._upload(torch.from_numpy(np.stack((source, destination))))
+            scales = self.scales if self.scales.numel() else None
+            page_kernels.copy_pages(self.kv, before, after, scales=scales)
+        return self.fence(stream)
+
+    def pack(self, pages: PageIds, tokens: int, into: memoryview) -> None:
+        """Gather the first ``tokens`` tokens of ``pages`` into a planar buffer. Blocks.
+
+        Raises ValueError for a bad page id or buffer length.
+        """
+        used = -(-tokens // self.layout.page_tokens)
+        table, host = self._checked(pages[:used], used), self._host(into, tokens)
+        with self._out.taken(len(host)) as buffer:
+            gather(self.kv, *self._chunk(table, tokens), buffer, scales=self.scales)
+            host.copy_(buffer[0], non_blocking=True)
+
+    def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
+        """Scatter a planar buffer's pages from ``first_page`` on into ``pages``; slots past the buffer's tokens stay as
+        they are. Blocks.
+
+        Raises ValueError for a bad page id, a wrong buffer length or more pages than the buffer has.
+        """
+        host, ids = self._host(buffer, tokens), self._checked(pages, len(pages))
+        used = -(-tokens // self.layout.page_tokens)
+        if first_page < 0 or first_page + len(ids) > used:
+            raise ValueError(
+                f"pages {first_page} to {first_page + len(ids) - 1} are not all in a buffer of {tokens} tokens"
+            )
+        if not len(ids):
+            return
+        table = np.full(used, -1, np.int32)
+        table[first_page : first_page + len(ids)] = ids
+        with self._in.taken(len(host)) as staged:
+            staged[0].copy_(host, non_blocking=True)
+            scatter(self.kv, *self._chunk(table, tokens), staged, scales=self.scales)
+
+    def pin(self, memory: memoryview) -> Callable[[], None]:
+        """Page-lock host memory that chunks are packed into and unpacked from, so that copies run at the link's speed;
+        returns what undoes it, to be called before the memory is given back. Memory that cannot be locked works, at a
+        fraction of the speed.
+        """
+        runtime = torch.cuda.cudart()
+        view = torch.frombuffer(memory, dtype=torch.uint8)
+        address = view.data_ptr()
+        if int(runtime.cudaHostRegister(address, len(view), 0)):
+            return lambda: None
+
+        def undo(held: list[Tensor] = [view]) -> None:  # noqa: B006 - keeps the memory until it is unlocked
+            if held:
+                torch.cuda.synchronize(self.device)
+                runtime.cudaHostUnregister(address)
+                held.clear()
+
+        return undo
+
+    def _chunk(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor]:
+        """A chunk's page table and token count as the packing kernels take them."""
+        numbers = self._upload(torch.from_numpy(np.append(table, np.int32(tokens))))
+        return numbers[None, :-1], numbers[-1:]
+
+    def _upload(self, x: Tensor) -> Tensor:
+        """A host tensor on the device, without waiting: torch keeps the pinned copy until the stream has read it."""
+        return x.pin_memory().to(self.device, non_blocking=True)
+
+    def _host(self, memory: memoryview, tokens: int) -> Tensor:
+        if tokens <= 0 or memory.nbytes != tokens * self.layout.token_bytes:
+            raise ValueError(
+                f"a planar buffer of {tokens} tokens has {tokens * self.layout.token_bytes} bytes, not {memory.nbytes}"
+            )
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def _checked(self, pages: Any, count: int) -> PageIds:
+        ids = np.ascontiguousarray(pages, dtype=np.int32)
+        if len(ids) != count:
+            raise ValueError(f"{len(ids)} page ids where {count} are needed")
+        if count and (int(ids.min()) < 0 or int(ids.max()) >= self.pages):
+            bad = int(ids[(ids < 0) | (ids >= self.pages)][0])
+            raise ValueError(f"page id {bad} is outside [0, {self.pages - 1}]")
+        return ids
