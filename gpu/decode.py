@@ -24,13 +24,20 @@ MANY_ROWS = 1024
 """Sequences times kv heads from which three programs share a multiprocessor."""
 
 
-def decode_tiles(head_dim: int, item_bytes: int, rows: int) -> DecodeTiles:
-    """The tile of a shape. rows: sequences times kv heads.
+SOME_ROWS = 256
+"""Sequences times kv heads from which two do."""
+
+FEW_ROWS = 64
+"""Below, quantised pages are read by few large programs."""
+
+
+def decode_tiles(head_dim: int, item_bytes: int, rows: int, whole: bool = False) -> DecodeTiles:
+    """The tile of a shape. rows: sequences times kv heads. whole: elements are whole numbers.
 
     Memory is kept busy by bytes in flight: 96 to 128 KiB per multiprocessor, as two or three tiles of K and V ahead of
     the one at work. One program per multiprocessor then needs the fewest parts to merge, which is what short batches
-    pay for. A batch of many rows has nothing to merge: there three programs, each one tile ahead, hide each
-    other's start and end.
+    pay for. A batch of many rows has nothing to merge: there three programs, each one tile ahead, hide each other's
+    start and end; between them two, of half a tile.
     (The page table is read through the same pipeline, so ``stages`` counts two per tile ahead, and one.)
     """
     padded = limits.pad(head_dim, 16)
@@ -38,11 +45,16 @@ def decode_tiles(head_dim: int, item_bytes: int, rows: int) -> DecodeTiles:
     if item_bytes == 4:
         # float32 products do not run on the matrix units: half a tile already takes all registers
         return DecodeTiles(block=block // 2, warps=4, stages=3, per_sm=1)
+    if item_bytes == 1:
+        # Turning bytes into floats, not memory, is what takes the time, and the warps of a program wait for each other
+        # at every step of it: where there are enough sequences, more and smaller programs.
+        if rows < FEW_ROWS or padded > 128:
+            return DecodeTiles(block=block, warps=4, stages=5, per_sm=2)
+        return DecodeTiles(block=32, warps=1, stages=5, per_sm=8) if whole else DecodeTiles(64, 2, 5, 4)
     if rows >= MANY_ROWS:
         return DecodeTiles(block=block, warps=4, stages=3, per_sm=3)
-    if item_bytes == 1:
-        # turning bytes into floats, not memory, is what takes the time
-        return DecodeTiles(block=block, warps=4, stages=5, per_sm=2)
+    if rows >= SOME_ROWS:
+        return DecodeTiles(block=block // 2, warps=2, stages=7, per_sm=2)
     return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
 
 
@@ -88,7 +100,8 @@ class DecodePlan:
         )  # fmt: skip
         self.scale = head_dim**-0.5 if scale is None else scale
         self.device = torch.device(device)
-        self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, batch * kv_heads)
+        rows = batch * kv_heads
+        self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, rows, self.kv_dtype == torch.int8)
         self._early = limits.launch_options(limits.early_launch(self.device))
         self.slots = max(1, limits.multiprocessors(self.device) * self.tiles.per_sm // kv_heads)
         # a part more than there are slots would wait for one
@@ -111,8 +124,8 @@ class DecodePlan:
         limits.check_ints("lengths", lengths, self.batch)
         decode_schedule[(1,)](
             lengths, self.items, self.batch, self.slots, self.capacity, self.window, self.slots,
-            BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), BLOCK=self.tiles.block, STEP=16,
-            START=1, MERGE=1, num_warps=4,
+            BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), BLOCK=self.tiles.block,
+            START=1, MERGE=1, **limits.schedule_options(self.batch),
         )  # fmt: skip
 
     def run(

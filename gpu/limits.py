@@ -139,3 +139,12 @@ def early_launch(device: torch.device) -> bool:
 def launch_options(early: bool) -> dict[str, Any]:
     """Launch arguments of a kernel that has such a wait; the interpreter knows none of them."""
     return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
+
+
+def schedule_options(batch: int) -> dict[str, int]:
+    """How a schedule kernel is built: small batches compare every pair of sequences, in steps of STEP; large ones sort
+    them into LEVELS.
+    """
+    if batch <= 256:
+        return {"STEP": 16, "LEVELS": 0, "num_warps": 4}
+    return {"STEP": 16, "LEVELS": 32, "num_warps": 16}

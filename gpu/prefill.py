@@ -116,7 +116,7 @@ class PrefillPlan:
         prefill_schedule[(1,)](
             starts, lengths, self.items, self.batch, self.capacity, self.window, self.parts,
             BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), TOKENS=self.tile_tokens,
-            BLOCK=self.block, LEAST=LEAST_TOKENS // self.block, STEP=16, num_warps=4,
+            BLOCK=self.block, LEAST=LEAST_TOKENS // self.block, **limits.schedule_options(self.batch),
         )  # fmt: skip
 
     def run(

@@ -6,7 +6,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from radixkv.gpu.kernels.tiles import capped, load_tile, normalised, product, softmax_step, token_rows, with_sinks
+from radixkv.gpu.kernels.tiles import (
+    capped,
+    halves,
+    load_tile,
+    normalised,
+    product,
+    scaled_weights,
+    softmax_step,
+    token_rows,
+    with_sinks,
+)
 
 
 @triton.jit
@@ -39,10 +49,14 @@ def decode_kernel(
     d = tl.arange(0, PAD)
     heads = head * GROUP + r
     mine = r < GROUP
-    kind: tl.constexpr = q.dtype.element_ty
+    HALF: tl.constexpr = k_pages.dtype.element_ty == tl.float8e4nv and not EXACT
+    kind: tl.constexpr = tl.float16 if HALF else q.dtype.element_ty
     query = tl.load(
         q + seq * q_seq + heads[:, None] * q_head + d[None, :], mask=mine[:, None] & (d < DIM)[None, :], other=0
     )
+    row_factor = tl.full([ROWS], 1.0, tl.float32)
+    if HALF:
+        query, row_factor = halves(query)
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PAD], tl.float32)
@@ -58,6 +72,8 @@ def decode_kernel(
         )
         key = load_tile(k_head, row, d, inside, kind, DIM, PAD, True)
         s = product(query, tl.trans(key), EXACT)
+        if HALF:
+            s = s * row_factor[:, None]
         if QUANT == 2:
             s = s * tl.load(k_scales + scale_row + head * s_head, mask=inside, other=0.0)[None, :]
         s, factor = capped(s, scale, cap, SOFTCAP)
@@ -66,10 +82,13 @@ def decode_kernel(
             seen = inside & (n >= length - window)
         s = tl.where(seen[None, :], s, -float("inf"))
         p, top, total, age = softmax_step(s, factor, top, total)
-        if QUANT == 2:
-            p = p * tl.load(v_scales + scale_row + head * s_head, mask=inside, other=0.0)[None, :]
         value = load_tile(v_head, row, d, inside, kind, DIM, PAD, True)
-        acc = acc * age[:, None] + product(p.to(kind), value, EXACT)
+        if QUANT == 2:
+            v_scale_rows = tl.load(v_scales + scale_row + head * s_head, mask=inside, other=0.0)
+            p, factor = scaled_weights(p, v_scale_rows, HALF)
+            acc = acc * age[:, None] + product(p.to(kind), value, EXACT) * factor
+        else:
+            acc = acc * age[:, None] + product(p.to(kind), value, EXACT)
     if QUANT == 1:
         acc = acc * v_scale
     if parts == 1:

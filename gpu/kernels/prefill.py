@@ -9,9 +9,11 @@ import triton.language as tl
 from radixkv.gpu.kernels.tiles import (
     LOG2E,
     capped,
+    halves,
     load_tile,
     normalised,
     product,
+    scaled_weights,
     softmax_step,
     token_rows,
     with_sinks,
@@ -20,13 +22,14 @@ from radixkv.gpu.kernels.tiles import (
 
 @triton.jit
 def over_tiles(
-    acc, top, total, query, position, start, end, length, table, k_head, v_head, k_scales, v_scales, scale, cap, window,
-    page_stride, token_stride, s_page, s_token, d,
+    acc, top, total, query, row_factor, position, start, end, length, table, k_head, v_head, k_scales, v_scales, scale,
+    cap, window, page_stride, token_stride, s_page, s_token, d,
     DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Tokens [start, end) in tiles of BLOCK; MASKED where a tile is not seen whole by every query."""
     kind: tl.constexpr = query.dtype
+    HALF: tl.constexpr = k_head.dtype.element_ty == tl.float8e4nv and not EXACT
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         n = at + tl.arange(0, BLOCK)
         inside = n < length
@@ -35,6 +38,8 @@ def over_tiles(
         )
         key = load_tile(k_head, row, d, inside, kind, DIM, PAD, MASKED)
         s = product(query, tl.trans(key), EXACT)
+        if HALF:
+            s = s * row_factor[:, None]
         if QUANT == 2:
             s = s * tl.load(k_scales + scale_row, mask=inside, other=0.0)[None, :]
         s, factor = capped(s, scale, cap, SOFTCAP)
@@ -44,11 +49,14 @@ def over_tiles(
                 seen = seen & (n[None, :] > position[:, None] - window)
             s = tl.where(seen, s, -float("inf"))
         p, top, total, age = softmax_step(s, factor, top, total)
+        factor = 1.0
         if QUANT == 2:
-            p = p * tl.load(v_scales + scale_row, mask=inside, other=0.0)[None, :]
+            p, factor = scaled_weights(p, tl.load(v_scales + scale_row, mask=inside, other=0.0), HALF)
         value = load_tile(v_head, row, d, inside, kind, DIM, PAD, MASKED)
         acc = acc * age[:, None]
-        if EXACT:
+        if HALF:
+            acc += product(p.to(kind), value, EXACT) * factor
+        elif EXACT:
             acc = tl.dot(p.to(kind), value, acc, input_precision="ieee")
         else:
             acc = tl.dot(p.to(kind), value, acc)
@@ -84,6 +92,9 @@ def prefill_kernel(
     position = tl.where(mine, length - queries + token, -1)
     at = (q_start + token) * q_token + heads * q_head
     query = tl.load(q + at[:, None] + d[None, :], mask=mine[:, None] & (d < DIM)[None, :], other=0)
+    row_factor = tl.full([ROWS], 1.0, tl.float32)
+    if k_pages.dtype.element_ty == tl.float8e4nv and not EXACT:
+        query, row_factor = halves(query)
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PAD], tl.float32)
@@ -109,21 +120,21 @@ def prefill_kernel(
         clear = tl.minimum((tl.maximum(latest - window, 0) + BLOCK - 1) // BLOCK * BLOCK, end)
         clear = tl.maximum(clear, begin)
         acc, top, total = over_tiles(
-            acc, top, total, query, position, begin, clear, length, table, k_head, v_head, k_row, v_row, scale, cap,
-            window, page_stride, token_stride, s_page, s_token, d,
+            acc, top, total, query, row_factor, position, begin, clear, length, table, k_head, v_head, k_row, v_row,
+            scale, cap, window, page_stride, token_stride, s_page, s_token, d,
             DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP, EXACT, True,
         )  # fmt: skip
         # ``clear`` may lie past the last tile start by less than a tile: go on from a tile's border
         begin = (clear + BLOCK - 1) // BLOCK * BLOCK
     whole = tl.maximum(whole, begin)
     acc, top, total = over_tiles(
-        acc, top, total, query, position, begin, whole, length, table, k_head, v_head, k_row, v_row, scale, cap, window,
-        page_stride, token_stride, s_page, s_token, d,
+        acc, top, total, query, row_factor, position, begin, whole, length, table, k_head, v_head, k_row, v_row, scale,
+        cap, window, page_stride, token_stride, s_page, s_token, d,
         DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP, EXACT, False,
     )  # fmt: skip
     acc, top, total = over_tiles(
-        acc, top, total, query, position, whole, end, length, table, k_head, v_head, k_row, v_row, scale, cap, window,
-        page_stride, token_stride, s_page, s_token, d,
+        acc, top, total, query, row_factor, position, whole, end, length, table, k_head, v_head, k_row, v_row, scale,
+        cap, window, page_stride, token_stride, s_page, s_token, d,
         DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP, EXACT, True,
     )  # fmt: skip
     if QUANT == 1:

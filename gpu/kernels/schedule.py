@@ -24,10 +24,26 @@ def decode_tiles(lengths, b, batch, window, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def places(size, weight, live, LEVELS: tl.constexpr):
+    """Where each sequence's items begin, larger sizes first to within a LEVELS-th of the largest: linear in the batch,
+    where comparing every pair is not.
+    """
+    level = (size.to(tl.int64) * (LEVELS - 1) // tl.maximum(tl.max(size, axis=0), 1)).to(tl.int32)
+    first = tl.zeros_like(size)
+    before = 0
+    for step in range(LEVELS):
+        here = live & (level == LEVELS - 1 - step)
+        theirs = tl.where(here, weight, 0)
+        first = tl.where(here, before + tl.cumsum(theirs, axis=0) - theirs, first)
+        before += tl.sum(theirs, axis=0)
+    return first
+
+
+@triton.jit
 def decode_schedule(
     lengths, items, batch, slots, capacity, window, most_parts,
     BATCH_PAD: tl.constexpr, CAPACITY_PAD: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    START: tl.constexpr, MERGE: tl.constexpr,
+    LEVELS: tl.constexpr, START: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
     """Choose how many tiles one item reads, and list the items.
 
@@ -54,13 +70,16 @@ def decode_schedule(
         least = tl.where(better, cost, least)
         parts_tried += tl.maximum(parts_tried // 16, 1)
     parts = tl.where(live, tl.maximum((tiles + best - 1) // best, 1), 0)
-    first = tl.zeros([BATCH_PAD], tl.int32)
-    for c0 in range(0, batch, STEP):
-        c = c0 + tl.arange(0, STEP)
-        _, _, others = decode_tiles(lengths, c, batch, window, BLOCK)
-        their = tl.where(c < batch, tl.maximum((others + best - 1) // best, 1), 0)
-        sooner = (others[:, None] > tiles[None, :]) | ((others[:, None] == tiles[None, :]) & (c[:, None] < b[None, :]))
-        first += tl.sum(tl.where(sooner, their[:, None], 0), axis=0)
+    if LEVELS:
+        first = places(tiles, parts, live, LEVELS)
+    else:
+        first = tl.zeros([BATCH_PAD], tl.int32)
+        for c0 in range(0, batch, STEP):
+            c = c0 + tl.arange(0, STEP)
+            _, _, others = decode_tiles(lengths, c, batch, window, BLOCK)
+            their = tl.where(c < batch, tl.maximum((others + best - 1) // best, 1), 0)
+            same = (others[:, None] == tiles[None, :]) & (c[:, None] < b[None, :])
+            first += tl.sum(tl.where((others[:, None] > tiles[None, :]) | same, their[:, None], 0), axis=0)
     # parts of one sequence differ by at most one tile
     share, extra = tiles // tl.maximum(parts, 1), tiles % tl.maximum(parts, 1)
     for j in range(tl.max(parts, axis=0)):
@@ -82,7 +101,7 @@ def decode_schedule(
 def prefill_schedule(
     starts, lengths, items, batch, capacity, window, parts,
     BATCH_PAD: tl.constexpr, CAPACITY_PAD: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-    LEAST: tl.constexpr, STEP: tl.constexpr,
+    LEAST: tl.constexpr, STEP: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """List the query tiles of TOKENS new tokens; starts: [batch + 1] first row of q of each sequence. What a tile sees
     is cut into at most ``parts`` parts of LEAST tiles of BLOCK tokens or more.
@@ -93,14 +112,18 @@ def prefill_schedule(
     queries = tl.load(starts + b + 1, mask=live, other=0) - start
     n = tl.load(lengths + b, mask=live, other=0)
     tiles = (queries + TOKENS - 1) // TOKENS
-    first = tl.zeros([BATCH_PAD], tl.int32)
-    for c0 in range(0, batch, STEP):
-        c = c0 + tl.arange(0, STEP)
-        inside = c < batch
-        theirs = tl.load(starts + c + 1, mask=inside, other=0) - tl.load(starts + c, mask=inside, other=0)
-        long = tl.load(lengths + c, mask=inside, other=0)
-        sooner = (long[:, None] > n[None, :]) | ((long[:, None] == n[None, :]) & (c[:, None] < b[None, :]))
-        first += tl.sum(tl.where(sooner, ((theirs + TOKENS - 1) // TOKENS)[:, None], 0), axis=0)
+    if LEVELS:
+        first = places(n, tiles, live, LEVELS)
+    else:
+        first = tl.zeros([BATCH_PAD], tl.int32)
+        for c0 in range(0, batch, STEP):
+            c = c0 + tl.arange(0, STEP)
+            inside = c < batch
+            theirs = tl.load(starts + c + 1, mask=inside, other=0) - tl.load(starts + c, mask=inside, other=0)
+            long = tl.load(lengths + c, mask=inside, other=0)
+            same = (long[:, None] == n[None, :]) & (c[:, None] < b[None, :])
+            their = (theirs + TOKENS - 1) // TOKENS
+            first += tl.sum(tl.where((long[:, None] > n[None, :]) | same, their[:, None], 0), axis=0)
     for j in range(tl.max(tiles, axis=0)):
         mask = live & (j < tiles) & (first + j < capacity)
         record = items + (first + j) * ITEM

@@ -29,6 +29,29 @@ def token_rows(table, n, inside, page_stride, token_stride, s_page, s_token, PAG
 
 
 @triton.jit
+def halves(query):
+    """Queries as float16 of at most 1 and each row's factor, a power of two: no bit of bfloat16 queries is lost.
+
+    For fp8 pages, which float16 holds exactly and the device turns into it two at a time; bfloat16 takes four steps.
+    """
+    wide = query.to(tl.float32)
+    most = tl.max(tl.abs(wide), axis=1)
+    factor = tl.exp2(tl.ceil(tl.log2(tl.where(most > 0.0, most, 1.0))))
+    return (wide / factor[:, None]).to(tl.float16), factor
+
+
+@triton.jit
+def scaled_weights(p, scales, HALF: tl.constexpr):
+    """Weights times each token's V scale, and the factor taken out of the tile: float16 weights stay within 1."""
+    factor = 1.0
+    if HALF:
+        most = tl.max(scales, axis=0)
+        factor = tl.where(most > 0.0, most, 1.0)
+        scales = scales / factor
+    return p * scales[None, :], factor
+
+
+@triton.jit
 def load_tile(pages, row, d, inside, kind: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, MASKED: tl.constexpr):
     """[tokens, PAD] of K or V in ``kind``; what is not ``inside`` is zero, so that rubbish there cannot spread."""
     at = pages + row[:, None] + d[None, :]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+
+from radixkv.gpu.decode import DecodePlan
+from radixkv.gpu.prefill import PrefillPlan
 
 from .parts import TOLERANCE, Batch, check, error
 
@@ -119,9 +124,32 @@ def test_large_scores_do_not_overflow(where: str) -> None:
     assert torch.allclose(got[1], want[1], rtol=1e-3)
 
 
-def test_long_beside_short_is_split(where: str) -> None:
-    from radixkv.gpu.decode import DecodePlan
+@pytest.mark.parametrize("batch", [5, 200, 700])
+def test_schedules_hold_every_token_once_and_long_sequences_first(where: str, batch: int) -> None:
+    rng = torch.Generator().manual_seed(batch)
+    lengths = torch.randint(0, 3000, (batch,), generator=rng).int()
+    counts = torch.minimum(lengths, torch.randint(0, 90, (batch,), generator=rng).int())
+    shape: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 64, "page_tokens": 16, "device": where}
+    decode = DecodePlan(batch, **shape)
+    decode.schedule(lengths.to(where))
+    items = decode.items[decode.items[:, 0] >= 0].cpu()
+    seen = torch.zeros(batch, dtype=torch.int32).index_add_(0, items[:, 0], items[:, 2] - items[:, 1])
+    assert torch.equal(seen, lengths) and len(items[:, 0].unique()) == batch
+    order = lengths[items[:, 0]]
+    assert torch.all(order[1:] <= order[:-1] + 3000 // 32 + decode.tiles.block)
+    starts = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
+    prefill = PrefillPlan(batch, int(starts[-1]), **shape)
+    prefill.schedule(starts.to(where), lengths.to(where))
+    items = prefill.items[prefill.items[:, 0] >= 0].cpu()
+    tiles = -(-counts // prefill.tile_tokens)
+    assert torch.equal(items[:, 0].bincount(minlength=batch), tiles)
+    assert len(torch.unique(items[:, :2], dim=0)) == len(items)
+    assert torch.equal(items[:, 3], starts[items[:, 0]]) and torch.equal(items[:, 4], lengths[items[:, 0]])
+    order = lengths[items[:, 0]]
+    assert torch.all(order[1:] <= order[:-1] + 3000 // 32 + 1)
 
+
+def test_long_beside_short_is_split(where: str) -> None:
     lengths = [50, 3000, 16, 1, 70]
     batch = Batch(where, lengths, seed=3)
     plan = DecodePlan(5, **batch.shape)
