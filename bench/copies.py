@@ -2,20 +2,26 @@
 
 ``python -m bench.copies``: a Llama-3-8B shape (32 layers, 8 kv heads, head_dim 128, bf16), chunks of 256 tokens on
 scattered pages of 16. Bytes count what is read plus what is written; the copy of the same size is the framework's own,
-in a graph of as many launches.
+in a graph of as many launches. Then chunks between scattered pages and locked host memory, as the movers copy them
+(one after another, each waited for), beside one plain copy of the same bytes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from bench.attention import copy_ceiling, timed
+from radixkv.gpu.cuda import CudaDevice
 from radixkv.gpu.merge import merge_states
 from radixkv.gpu.packing import gather, scatter
 from radixkv.gpu.pages import copy_pages, write
+from radixkv.layout import KVLayout
+from radixkv.tiers.host import HostArena
 
 LAYERS, HEADS, DIM, PAGE, CHUNK, POOL = 32, 8, 128, 16, 256, 2048
 TOKEN_BYTES = LAYERS * 2 * HEADS * DIM * 2
@@ -33,6 +39,48 @@ def report(name: str, moved: int, launches: Sequence[Callable[[], object]], ceil
         f"{plain / us:4.0%} of a copy of that size ({plain:.1f} us)",
         flush=True,
     )
+
+
+def link() -> None:
+    """Eight chunks in each direction between the device and a host arena, by the host's clock."""
+    layout = KVLayout.full(layers=LAYERS, kv_heads=HEADS, head_dim=DIM, page_tokens=PAGE, chunk_tokens=CHUNK)
+    device = CudaDevice(layout, POOL)
+    arena = HostArena(8 * 4, layout.quarter_bytes)
+    unpin = device.pin(arena.view(0, 8 * layout.chunk_bytes))
+    views = [arena.view(4 * i, layout.chunk_bytes) for i in range(8)]
+    tables = np.random.default_rng(0).permutation(POOL).astype(np.int32)[: 8 * CHUNK // PAGE].reshape(8, -1)
+    plain = torch.frombuffer(arena.view(0, 8 * layout.chunk_bytes), dtype=torch.uint8)
+    flat = torch.empty(len(plain), dtype=torch.uint8, device="cuda").random_()
+
+    def seconds(act: Callable[[], object]) -> float:
+        times = []
+        for _ in range(9):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            act()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return sorted(times)[len(times) // 2]
+
+    pairs = list(zip(tables, views, strict=True))
+
+    def store() -> None:
+        for table, view in pairs:
+            device.pack(table, CHUNK, view)
+
+    def load() -> None:
+        for table, view in pairs:
+            device.unpack(view, CHUNK, 0, table)
+
+    for name, chunks, source, target in (("to host", store, flat, plain), ("to device", load, plain, flat)):
+        best, ours = seconds(partial(target.copy_, source)), seconds(chunks)
+        print(
+            f"8 chunks {name:10} {len(plain) / ours / 1e9:5.1f} GB/s, {best / ours:4.0%} of one plain copy "
+            f"({len(plain) / best / 1e9:.1f} GB/s)",
+            flush=True,
+        )
+    unpin()
+    arena.close()
 
 
 def main() -> None:
@@ -65,6 +113,8 @@ def main() -> None:
     moved = outs[0].nbytes + lses[0].nbytes + out.nbytes + lse.nbytes
     merges = [partial(merge_states, outs[i], lses[i], out=out, lse=lse) for i in range(4)]
     report("merge, 4 states of 8192", moved, merges, ceiling)
+    del kv, outs, new, writes, merges
+    link()
 
 
 if __name__ == "__main__":

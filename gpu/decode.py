@@ -23,10 +23,6 @@ class DecodeTiles:
 MANY_ROWS = 1024
 """Sequences times kv heads from which three programs share a multiprocessor."""
 
-
-SOME_ROWS = 256
-"""Sequences times kv heads from which two do."""
-
 FEW_ROWS = 64
 """Below, quantised pages are read by few large programs."""
 
@@ -36,8 +32,8 @@ def decode_tiles(head_dim: int, item_bytes: int, rows: int, whole: bool = False)
 
     Memory is kept busy by bytes in flight: 96 to 128 KiB per multiprocessor, as two or three tiles of K and V ahead of
     the one at work. One program per multiprocessor then needs the fewest parts to merge, which is what short batches
-    pay for. A batch of many rows has nothing to merge: there three programs, each one tile ahead, hide each other's
-    start and end; between them two, of half a tile.
+    pay for. A batch of many rows has nothing to merge: there three programs, each one tile ahead, hide each
+    other's start and end.
     (The page table is read through the same pipeline, so ``stages`` counts two per tile ahead, and one.)
     """
     padded = limits.pad(head_dim, 16)
@@ -53,8 +49,6 @@ def decode_tiles(head_dim: int, item_bytes: int, rows: int, whole: bool = False)
         return DecodeTiles(block=32, warps=1, stages=5, per_sm=8) if whole else DecodeTiles(64, 2, 5, 4)
     if rows >= MANY_ROWS:
         return DecodeTiles(block=block, warps=4, stages=3, per_sm=3)
-    if rows >= SOME_ROWS:
-        return DecodeTiles(block=block // 2, warps=2, stages=7, per_sm=2)
     return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
 
 

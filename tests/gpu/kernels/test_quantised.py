@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from radixkv.gpu.pages import write
+from radixkv.gpu.packing import gather, scatter
+from radixkv.gpu.pages import copy_pages, write
 
 from .parts import Batch, check, error
 
@@ -58,6 +59,60 @@ def test_attention_over_quantised_pages(
     counts = [60, 1, 37, 2]
     q = batch.normal(100, 4, dim)
     check(batch.prefill(q, counts, run, **plan), batch.reference(q, counts), 2e-3)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(E4M3, 1e-3), (E4M3, 200.0), (INT8, 1e-3), (INT8, 200.0)])
+def test_values_and_queries_of_very_different_size(where: str, dtype: torch.dtype, size: float) -> None:
+    """float16 holds neither the tokens' scales nor every query: both are brought to its range and back."""
+    batch = Batch(where, [300, 40], seed=7)
+    batch.v = [v * torch.logspace(-2, 2, len(v)).view(-1, 1, 1).half() * (size if size < 1 else 1) for v in batch.v]
+    batch.k = [k * (0.01 if size > 1 else 1) for k in batch.k]
+    batch.lay()
+    run = stored(batch, dtype, True)
+    plan = {"kv_dtype": dtype, "per_token_head": True}
+    q = batch.normal(2, 4, 64) * size
+    check(batch.decode(q, run, **plan), batch.reference(q), 3e-3)
+    q = batch.normal(30, 4, 64) * size
+    check(batch.prefill(q, [20, 10], run, **plan), batch.reference(q, [20, 10]), 3e-3)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, INT8])
+def test_a24_scales_travel_with_their_page(where: str, dtype: torch.dtype) -> None:
+    """Through a chunk buffer into pages whose old scale was 100, and by a page copy."""
+    kv = torch.zeros(1, 2, 8, 16, 2, 64, dtype=torch.uint8, device=where).view(dtype)
+    scales = torch.zeros(1, 2, 8, 16, 2, 4, dtype=torch.uint8, device=where)
+    sides = [scales[0, side].view(torch.float32).squeeze(-1) for side in (0, 1)]
+
+    def dequantised(page: int) -> list[torch.Tensor]:
+        return [kv[0, side, page].float() * sides[side][page][..., None] for side in (0, 1)]
+
+    for page, size in enumerate((1.0, 2.0, 4.0, 8.0)):
+        rows = torch.randn(16, 2, 64, device=where) * size
+        slots = torch.arange(16, device=where) + page * 16
+        write(kv[0, 0], kv[0, 1], slots, rows, rows * 2, k_scales=sides[0], v_scales=sides[1])
+    before = [dequantised(page) for page in range(4)]
+    buffer = torch.zeros(1, 64 * 2 * 2 * 68, dtype=torch.uint8, device=where)
+    tokens = torch.tensor([64], dtype=torch.int32, device=where)
+    gather(kv, torch.arange(4, dtype=torch.int32, device=where)[None], tokens, buffer, scales=scales)
+    for side in sides:
+        side.fill_(100.0)
+    scatter(kv, torch.tensor([[7, 4, 6, 5]], dtype=torch.int32, device=where), tokens, buffer, scales=scales)
+    source, target = (torch.tensor([page], dtype=torch.int32, device=where) for page in (5, 2))
+    copy_pages(kv, source, target, scales=scales)
+    for page, want in zip((7, 4, 6, 5, 2), [*before, before[3]], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(dequantised(page), want, strict=True))
+
+
+def test_a25_an_appended_value_leaves_the_scale_of_the_others(where: str) -> None:
+    pages = [torch.zeros(1, 16, 1, 64, dtype=torch.int8, device=where) for _ in range(2)]
+    scales = [torch.zeros(1, 16, 1, device=where) for _ in range(2)]
+    rows = torch.linspace(-1, 1, 15).view(15, 1, 1).expand(15, 1, 64).contiguous().to(where)
+    loud = torch.full((1, 1, 64), 100.0, device=where)
+    for slots, new in ((torch.arange(15), rows), (torch.tensor([15]), loud)):
+        write(pages[0], pages[1], slots.to(where), new, new, k_scales=scales[0], v_scales=scales[1])
+    got = pages[0][0].float() * scales[0][0][..., None]
+    assert float((got[:15] - rows).abs().max()) <= 0.004
+    assert float((got[15] - 100.0).abs().max()) <= 0.4
 
 
 def pages_of(
