@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
 from radixkv.estimate import Decision, Step, decide
 from radixkv.holding import Said
 from radixkv.keys import Namespace, check_signs
 from radixkv.lease import Lease
-from radixkv.loading import Purpose, begin, usable
+from radixkv.loading import MOVE, REQUEST, RESUME, Purpose, begin, usable
 from radixkv.match import Found, find
 from radixkv.node import HOST, Node, Root, State, Tail
 from radixkv.plane import EAGER_STORES, Plane
-from radixkv.types import Tokens
+from radixkv.types import INT32, Tokens
 
 
 def acquire(
@@ -22,7 +24,7 @@ def acquire(
     namespace: Namespace,
     key: bytes,
     reserve: int,
-    purpose: Purpose = Purpose.REQUEST,
+    purpose: Purpose = REQUEST,
     said: Said | None = None,
     unchecked: Tokens | None = None,
 ) -> Lease:
@@ -41,14 +43,14 @@ def acquire(
     found = find(tree, root, known, core.config.policy.min_partial_tokens)
     tokens, matched = len(key) >> 2, found.pages * tree.page_tokens
     if unchecked is not None and matched < tokens:
-        check_signs(unchecked, matched)
+        check_signs(unchecked, matched, key)
     device = covered = found.device_tokens(tree.page_tokens)
     parts: list[Part] = []
     left: list[Part] = []
     decision: Decision | None = None
     if tree.n_records and covered < len(known) >> 2:
         parts, covered = cover(plane.residency, root, found, known, covered)
-        if parts and purpose is not Purpose.MOVE:
+        if parts and purpose is not MOVE:
             decision, covered = _weigh(plane, found, parts, covered, len(key) >> 2)
             parts, left = parts[: decision.parts], parts[decision.parts :]
         if parts:
@@ -56,9 +58,14 @@ def acquire(
             device = found.device_tokens(tree.page_tokens)
     cached = covered if covered < tokens else usable(tokens, covered, purpose)
     node, depth, ids = _take_path(plane, root, found)
-    lease = Lease(plane, root, namespace, key, said, node, depth, ids, device, covered, cached)
-    plane.opened(lease)
-    lease.decision = decision
+    base = cached - cached % tree.page_tokens
+    lease = Lease(
+        plane, root, namespace, key, said, node, depth, np.frombuffer(ids, INT32), len(ids) >> 2, device, covered,
+        covered, cached, cached, cached, base, key[4 * base : 4 * cached],
+    )  # fmt: skip
+    plane.opened(lease, root)
+    if decision is not None:
+        lease.decision = decision
     if parts or reserve:
         try:
             begin(lease, parts, reserve, purpose)
@@ -66,12 +73,12 @@ def acquire(
             lease.abandon()
             raise
     counters = core.counters
-    if purpose is Purpose.REQUEST:
+    if purpose is REQUEST:
         root.uses.queries += 1
         root.uses.queried_tokens += tokens
         if not parts:
             root.uses.device_hit_tokens += min(device, cached)
-    elif purpose is Purpose.RESUME:
+    elif purpose is RESUME:
         counters.resumed_queries += 1
         counters.resumed_tokens += tokens
         if not parts:

@@ -22,7 +22,7 @@ from radixkv.holding import Said
 from radixkv.keys import Namespace, as_tokens, check_signs, plain_tokens
 from radixkv.layout import KVLayout
 from radixkv.lease import Lease
-from radixkv.loading import Purpose
+from radixkv.loading import REQUEST, RESUME
 from radixkv.match import NOTHING, Match, begins, find
 from radixkv.media import Span
 from radixkv.plane import Plane
@@ -111,12 +111,12 @@ class Cache:
                 key = key[: 4 * limit]
             else:
                 key = prompt[:size].tobytes()  # what leaves the tree in its first page is not looked at further
-                if root is not None and root.children and key in root.children:
-                    key = prompt.tobytes()
             if root is None or not limit or not begins(tree, root, key):
                 if not checked:
                     check_signs(prompt)
                 return NOTHING
+            if not media and root.children and key in root.children:
+                key = prompt.tobytes()
             found = find(tree, root, key, core.config.policy.min_partial_tokens)
             if not checked and found.pages * size < n:
                 check_signs(prompt, found.pages * size)
@@ -124,7 +124,7 @@ class Cache:
             if tree.n_records and device < limit:
                 parts, covered = cover(plane.residency, root, found, key, device)
                 host = host_tokens(parts, found, size, device, covered)
-        return Match(device, host, covered, covered, min(covered, n - 1))
+        return Match(device, host, covered, covered, covered if covered < n else n - 1)
 
     def acquire(
         self,
@@ -146,7 +146,7 @@ class Cache:
             raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
         self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
-        purpose = Purpose.RESUME if resume else Purpose.REQUEST
+        purpose = RESUME if resume else REQUEST
         plane = self._plane
         with plane.lock:
             if plane.closed:
@@ -166,12 +166,14 @@ class Cache:
         """
         if type(pages) is not int or pages < 0:
             raise ConfigError(f"pages to evict must be a count of at least 0, not {pages!r}")
-        with self._lock:
-            self._check_open()
-            self._plane.drain()
-            freed = evict(self._plane.tree, pages)
-            self._plane.core.counters.evicted_pages += freed
-            self._plane.core.counters.evicted_asked_pages += freed
+        plane = self._plane
+        with plane.lock:
+            if plane.closed:
+                self._check_open()
+            plane.drain()
+            freed, counters = evict(plane.tree, pages), plane.core.counters
+            counters.evicted_pages += freed
+            counters.evicted_asked_pages += freed
             return freed
 
     def demote(self, namespace: Namespace, tokens: Any, to: str = "host", media: Sequence[Span] = ()) -> int:

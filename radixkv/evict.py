@@ -20,11 +20,11 @@ def evict(tree: PrefixTree, want: int) -> int:
 
     A page that an open lease also holds leaves the tree, becomes private and counts as 0.
     """
-    freed = 0
+    freed, pop = 0, tree.victims.pop
     while freed < want:
         cut: list[bytes] = []
         left = want - freed  # leaves are cut first, and the pool hears of their pages in one go
-        while left > 0 and (entry := tree.victims.pop()) is not None:
+        while left > 0 and (entry := pop()) is not None:
             entry.queued = False
             if not entry.alive:
                 continue
@@ -38,7 +38,7 @@ def evict(tree: PrefixTree, want: int) -> int:
             left -= taken
         if not cut:
             break
-        freed += tree.pool.leave(b"".join(cut))
+        freed += tree.pool.leave(b"".join(cut) if len(cut) > 1 else cut[0])
     return freed
 
 

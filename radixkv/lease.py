@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +15,7 @@ from radixkv.holding import NO_PAGES, Hit, Holding
 from radixkv.keys import check_signs, plain_tokens
 from radixkv.plane import EAGER_STORES
 from radixkv.protocols import Fence
-from radixkv.types import Slots
+from radixkv.types import INT64, Slots
 
 WAIT_S = 0.02
 """Longest sleep of ``wait`` between looks: another thread may have applied the completion it waits for."""
@@ -22,8 +23,6 @@ WAIT_S = 0.02
 
 class Lease(Holding):
     """Made by ``Cache.acquire``; belongs to one thread at a time. A context manager that closes it."""
-
-    __slots__ = ()
 
     def __enter__(self) -> Lease:
         return self
@@ -141,8 +140,10 @@ class Lease(Holding):
                 if pool.fill.item(page) <= offset:  # a decode step inside a page of one's own: nothing to take or copy
                     pool.fill[page] = offset + 1
                     self.length = end
-                    return np.array((page * size + offset,), np.int64)
-            copy = n > skip and entry < self._entries and int(pool.fill[self._table[entry]]) > offset
+                    slots = np.empty(1, INT64)
+                    slots[0] = page * size + offset
+                    return slots
+            copy = n > skip and entry < self._entries and pool.fill.item(self._table.item(entry)) > offset
             if n > skip and pool.n_incoming and entry < self._entries and pool.incoming[self._table[entry]]:
                 raise LeaseNotSettled("a load still writes the page this append goes on: call wait first")
             last, old = -(-end // size), self._entries
@@ -204,13 +205,17 @@ class Lease(Holding):
         plane = self._plane
         with plane.lock:
             self._check_open()
-            first, last = self.committed, self.committed + len(array)
+            first = self.committed
+            last = first + len(array)
             data = array.tobytes()
-            if not checked and last > self.prompt_tokens and (len(data) != 4 or data[3] > 127):
-                check_signs(array)  # what equals the prompt is as good as that, and one token is seen at a glance
+            if not checked and 4 * last > len(self._key) and (len(data) != 4 or data[3] > 127):
+                check_signs(
+                    array, 0, data
+                )  # what equals the prompt is as good as that, and one token is seen at a glance
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
-            data = self._check_prompt(data, first)
+            if 4 * first < len(self._key) or self._said is not None:
+                data = self._check_prompt(data, first)
             plane.drain()
             if self.failed:
                 self._check_open()
@@ -239,7 +244,7 @@ class Lease(Holding):
     def _check_prompt(self, data: bytes, first: int) -> bytes:
         """Match-key bytes of committed tokens, which below the prompt's end must be the prompt's."""
         said = self._key if self._said is None else self._said.tokens
-        if self._said is None and (4 * first >= len(said) or said.startswith(data, 4 * first)):
+        if self._said is None and said.startswith(data, 4 * first):
             return data
         prompt = said[4 * first : 4 * first + len(data)]
         if prompt and not data.startswith(prompt):
@@ -259,16 +264,11 @@ class Lease(Holding):
             self._check_open()
             node = self._node.at(self._depth)
             node.pin(self._depth)
-            ids = self._table[: self._entries].tobytes()
-            device, have, cached = self._device_tokens, self._have, self.cached_tokens
-            prompt = plane, self._root, self.namespace, self._key, self._said
-            twin = Lease(*prompt, node, self._depth, ids, device, have, cached)
-            twin._duplicates, twin._base, twin._tokens = self._duplicates, self._base, self._tokens
-            twin._hit, twin._matched = self._hit, self._matched
-            twin.length, twin.committed = self.length, self.committed
+            twin = copy(self)
+            twin._node, twin._table, twin._spare = node, self._table[: self._entries].copy(), NO_PAGES
             for pages in (twin._table[twin._depth :], *twin._duplicates):
                 plane.pool.retain(pages)
-            plane.opened(twin)
+            plane.opened(twin, twin._root)
             return twin
 
     def close(self, keep: int | None = None, fence: Fence | None = None) -> None:
@@ -290,7 +290,7 @@ class Lease(Holding):
         """``close``, on the way of something else: under the lock, and without a look at what has ended."""
         plane = self._plane
         self.closed = True
-        plane.ended(self)
+        plane.ended(self, self._root)
         loading, end = self._load is not None or self.failed, self.committed
         if keep is not None:
             end = min(max(keep, self._matched), end)
@@ -299,7 +299,7 @@ class Lease(Holding):
         elif self.failed:
             if fence is not None:
                 self._fence_rest(fence)
-        elif end > self._depth * plane.tree.page_tokens or fence is not None or plane.stores.active:
+        elif fence is not None or plane.stores.active or self._unpublished(end):
             self._end(end, fence)
         self._give_back()
         if end < self.committed and not loading:
@@ -307,15 +307,21 @@ class Lease(Holding):
             upper = cut(plane.residency, self._node, self._depth, tokens, end)
             if upper is not None and upper.tails:
                 plane.stores.add(upper, upper.end, upper.tails[-1].edge)
-        self._table, self._entries, self._spare, self._duplicates = NO_PAGES, 0, NO_PAGES, ()
+        self._table, self._entries = NO_PAGES, 0
         if plane.stores.jobs:
             plane.stores.offer(EAGER_STORES)
 
     def abandon(self) -> None:
         """Give everything back and publish nothing: the acquire that made this lease fails."""
         self.closed = True
-        self._plane.ended(self)
+        self._plane.ended(self, self._root)
         self._give_back()
+
+    def _unpublished(self, end: int) -> bool:
+        """Whether the tree does not have the last page yet, as it does where nothing has been committed."""
+        if end <= self._depth * self._plane.tree.page_tokens:
+            return False
+        return end > self._matched or not self._plane.pool.cached.item(self._table.item(self._depth))
 
     def _end(self, end: int, fence: Fence | None) -> None:
         plane = self._plane

@@ -18,6 +18,9 @@ class Purpose(Enum):
     MOVE = auto()
 
 
+REQUEST, RESUME, MOVE = Purpose  # an enum's own attributes take 80 ns each
+
+
 def begin(lease: Holding, parts: list[Part], reserve: int, purpose: Purpose) -> None:
     """Pages for a load plan and for reserved tokens, all or nothing, and the plan on its way. Raises OutOfPages."""
     plane, size = lease._plane, lease._plane.tree.page_tokens
@@ -143,16 +146,16 @@ class Load:
         lease._matched = lease._have
         lease._hit = hit = self.hit()
         lease._load = None
-        if self.purpose is Purpose.REQUEST:
+        if self.purpose is REQUEST:
             uses = lease._root.uses
             uses.device_hit_tokens += hit.device_tokens
             uses.host_hit_tokens += hit.host_tokens
             uses.disk_hit_tokens += hit.disk_tokens
-        elif self.purpose is Purpose.RESUME:
+        elif self.purpose is RESUME:
             lease._plane.core.counters.resumed_hit_tokens += lease.cached_tokens
 
 
 def usable(prompt_tokens: int, have: int, purpose: Purpose) -> int:
     """Tokens that need not be computed, of ``have``: a request computes its last token for the logits."""
-    last = prompt_tokens if purpose is Purpose.MOVE else max(prompt_tokens - 1, 0)
+    last = prompt_tokens if purpose is MOVE else max(prompt_tokens - 1, 0)
     return have if have < last else last

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from radixkv.node import Node, Root, Tail, common_tokens
@@ -55,11 +57,18 @@ class Found(msgspec.Struct, eq=False):
 
 def begins(tree: PrefixTree, root: Root, key: bytes) -> bool:
     """Whether anything that ``find`` would look at begins with the first token of ``key``."""
+    if root.tails or root.shorts:
+        return True
     children = root.children
-    if root.tails or root.shorts or (children and key[: tree.page_bytes] in children):
+    if not children:
+        return False
+    if key[: tree.page_bytes] in children:
         return True
     first = key[:4]
-    return bool([child for child in tree.newest_children(root) if child.edge.startswith(first)])
+    for page in islice(reversed(children), tree.partial_children):  # noqa: SIM110 (a generator costs more)
+        if page.startswith(first):
+            return True
+    return False
 
 
 def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) -> Found:
@@ -93,10 +102,10 @@ def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
             within = same // tree.page_tokens
             return _found(path, off // size + within, same - within * tree.page_tokens, within)
         off += len(child.edge)
-    return _found(path, off // size, 0, -1)
+    return _found(path, off // size)
 
 
-def _found(path: list[Node], pages: int, extra: int, within: int) -> Found:
+def _found(path: list[Node], pages: int, extra: int = 0, within: int = -1) -> Found:
     resident = 0
     for node in reversed(path):
         if node.pages:  # what is above it is resident too
@@ -120,9 +129,10 @@ def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, T
             same = len(edge) >> 2 if whole else common_tokens(edge, 0, key, off, min(limit, len(edge)))
             if same > best:
                 best, entry = same, tail
-    for child in tree.newest_children(node):
-        if child.pages and child.edge.startswith(first):
-            same = common_tokens(child.edge, 0, key, off, limit)
-            if same > best:
-                best, entry = same, child
+    if node.children:
+        for child in tree.newest_children(node):
+            if child.pages and child.edge.startswith(first):
+                same = common_tokens(child.edge, 0, key, off, limit)
+                if same > best:
+                    best, entry = same, child
     return best, entry

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 
 from radixkv.keys import Namespace
-from radixkv.types import ChunkKey, PageIds
+from radixkv.types import INT32, ChunkKey, PageIds
 
 
 class State(IntEnum):
@@ -148,7 +148,7 @@ class Node:
 
     def page_ids(self, first: int = 0, count: int = -1) -> PageIds:
         """Ids of resident pages from ``first`` (in the node) on; read-only."""
-        return np.frombuffer(self.pages, np.int32, count, 4 * first)
+        return np.frombuffer(self.pages, INT32, count, 4 * first)
 
     def at(self, depth: int) -> Node:
         """The node that holds page ``depth`` (1-based; 0: the root) at or above this one. A split keeps the identity of
@@ -170,9 +170,11 @@ class Node:
 
     def drop_pin(self, depth: int) -> None:
         """One pin at ``depth`` goes."""
-        assert self.pins is not None
-        del self.pins[bisect_left(self.pins, depth)]
-        if not self.pins:
+        pins = self.pins
+        assert pins is not None
+        if len(pins) > 1:
+            del pins[bisect_left(pins, depth)]
+        else:
             self.pins = None
 
 
@@ -231,8 +233,8 @@ def common_tokens(a: bytes | bytearray, a_off: int, b: bytes | bytearray, b_off:
     while low < limit:
         high = min(limit, low + step)
         if a[a_off + low : a_off + high] != b[b_off + low : b_off + high]:
-            x = np.frombuffer(a, np.int32, (high - low) >> 2, a_off + low)
-            y = np.frombuffer(b, np.int32, (high - low) >> 2, b_off + low)
+            x = np.frombuffer(a, INT32, (high - low) >> 2, a_off + low)
+            y = np.frombuffer(b, INT32, (high - low) >> 2, b_off + low)
             return (low >> 2) + int((x != y).argmax())
         low = high
         step *= 4

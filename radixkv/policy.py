@@ -54,7 +54,7 @@ class VictimQueue(Generic[E_]):
     when it pops one.
     """
 
-    __slots__ = ("_heap", "_last_use", "_limit", "_line", "_policy", "_sequence", "_unfit")
+    __slots__ = ("_heap", "_last_use", "_limit", "_line", "_rank", "_sequence", "_unfit")
 
     def __init__(self, policy: Policy, last_use: Callable[[E_], int], unfit: Callable[[E_], bool]) -> None:
         """unfit: whether an entry can be forgotten; if so, it has taken the entry's mark away."""
@@ -62,7 +62,7 @@ class VictimQueue(Generic[E_]):
         self._line: deque[tuple[int, int, E_]] = deque()
         self._limit = 1024  # entries at which the unfit ones are thrown out: without pressure nobody pops
         self._unfit = unfit
-        self._policy = policy
+        self._rank = policy.rank
         self._last_use = last_use
         self._sequence = 0
 
@@ -75,12 +75,12 @@ class VictimQueue(Generic[E_]):
 
     def push(self, entry: E_) -> None:
         """Add a candidate."""
-        if len(self) >= self._limit:
+        if len(self._line) + len(self._heap) >= self._limit:
             self._line = deque(item for item in self._line if not self._unfit(item[2]))
             self._heap = [item for item in self._heap if not self._unfit(item[2])]
             heapq.heapify(self._heap)
             self._limit = 2 * len(self) + 1024
-        self._add(self._policy.rank(self._last_use(entry)), entry)
+        self._add(self._rank(self._last_use(entry)), entry)
 
     def _add(self, rank: int, entry: E_) -> None:
         self._sequence += 1
@@ -98,7 +98,7 @@ class VictimQueue(Generic[E_]):
                 rank, number, entry = line.popleft()
             else:
                 rank, number, entry = heapq.heappop(heap)
-            current = self._policy.rank(self._last_use(entry))
+            current = self._rank(self._last_use(entry))
             if current == rank or number > before:  # back in once at most, whatever a policy of one's own says
                 return entry
             self._add(current, entry)

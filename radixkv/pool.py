@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.errors import OutOfPages
-from radixkv.types import PageIds, PageIndex
+from radixkv.types import INT32, PageIds, PageIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class PagePool:
         self.ref: npt.NDArray[np.int32] = np.zeros(pages, np.int32)
         self.cached: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
         self.loading: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
-        self.fill: npt.NDArray[np.int32] = np.zeros(pages, np.int32)
+        self.fill: npt.NDArray[np.uint16] = np.zeros(pages, np.uint16)
         self.busy: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # copies and fences that still touch the page
         self.unready: npt.NDArray[np.int32] = np.zeros(
             pages, np.int32
@@ -107,6 +107,7 @@ class PagePool:
             self.n_shared -= int(np.count_nonzero(left))
         dead = pages[(left == 0) & ~self.cached[pages]]
         if len(dead):
+            self.loading[dead] = False
             self._dead(dead)
 
     def release_one(self, page: int) -> None:
@@ -115,10 +116,10 @@ class PagePool:
         self.ref[page] = left
         self.n_shared -= left > 0
         if not left and not self.cached.item(page):
+            self.loading[page] = False
             self._dead_one(page)
 
     def _dead_one(self, page: int) -> int:
-        self.loading[page] = False
         if self.n_busy and self.busy.item(page):
             return 0  # it drains: ``unhold`` frees it
         self.stack[self.free] = page
@@ -147,7 +148,7 @@ class PagePool:
         """
         if len(ids) == 4:  # one number costs a tenth of an index array of one
             return self.leave_one(int.from_bytes(ids, "little"))
-        index = np.frombuffer(ids, np.int32).astype(np.intp)
+        index = np.frombuffer(ids, INT32).astype(np.intp)
         self.cached[index] = False
         self.n_cached -= len(index)
         ref = self.ref[index]
@@ -156,7 +157,6 @@ class PagePool:
         return self._dead(index) if len(index) else 0
 
     def _dead(self, pages: PageIndex) -> int:
-        self.loading[pages] = False
         if self.n_busy:
             pages = pages[self.busy[pages] == 0]  # the others drain: ``unhold`` frees them
         self._push(pages)

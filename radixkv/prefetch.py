@@ -8,7 +8,7 @@ from radixkv.acquire import acquire, stamp
 from radixkv.coverage import Part, cover
 from radixkv.keys import Namespace
 from radixkv.lease import Lease
-from radixkv.loading import Purpose
+from radixkv.loading import MOVE
 from radixkv.match import find
 from radixkv.node import HOST, State
 from radixkv.plane import Plane
@@ -118,7 +118,7 @@ class Job:
 def prefetch(plane: Plane, namespace: Namespace, key: bytes, to: str) -> Job:
     """Start a prefetch of the prompt with token bytes ``key``. Raises OutOfPages (to the device), taking nothing."""
     if to == "device":
-        lease = acquire(plane, namespace, key, 0, Purpose.MOVE)
+        lease = acquire(plane, namespace, key, 0, MOVE)
         job = Job(plane, lease.loading_tokens)
         job.follow(lease)
         return job

@@ -57,12 +57,8 @@ class Stores:
         self.tree = writes.tree
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
+        self.active = bool(self.core.slots.chunks)  # whether there is an outer tier to store to
         self.lane_full = False  # the store lane refused the last copy
-
-    @property
-    def active(self) -> bool:
-        """Whether there is an outer tier to store to."""
-        return bool(self.core.slots.chunks)
 
     def add(self, hint: Node, depth: int, tail: bytes | None) -> None:
         """Remember a place whose chunks are to be stored."""

@@ -8,8 +8,9 @@ on it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from radixkv.node import Node, Root, Tail, Uses, common_tokens
 from radixkv.paths import Paths
 from radixkv.policy import Policy, VictimQueue
 from radixkv.pool import PagePool
-from radixkv.types import PageIndex
+from radixkv.types import INT32, PageIndex
 
 EDGE_TOKENS = 4096
 """Longest edge: growing, trimming and splitting stay bounded."""
@@ -28,8 +29,7 @@ NAMESPACES = 4096
 """Namespaces whose counts are kept, apart from those that hold something."""
 
 
-def _last_use(entry: Node | Tail) -> int:
-    return entry.last_use
+_last_use: Callable[[Node | Tail], int] = attrgetter("last_use")
 
 
 def _unfit(entry: Node | Tail) -> bool:
@@ -138,7 +138,7 @@ class PrefixTree(Paths):
             return
         node = hint.at(depth)
         node.drop_pin(depth)
-        if not node.resident_children:
+        if not node.queued and not node.resident_children:
             self.offer_victim(node)
 
     def offer_victim(self, entry: Node | Tail) -> None:
@@ -150,7 +150,7 @@ class PrefixTree(Paths):
     def count_resident(self, node: Node, change: int) -> None:
         """``node`` gained or lost a device-resident child or tail."""
         node.resident_children += change
-        if change < 0 and node.resident_children == 0 and node.pages and node.parent is not None:
+        if change < 0 and not node.resident_children and node.pages and not node.queued and node.parent is not None:
             self.offer_victim(node)
 
     # structure
@@ -200,7 +200,7 @@ class PrefixTree(Paths):
         within, off, size = depth - node.start, 0, self.page_bytes
         if now is None:
             now = self.stamp()
-        kept, ids, new = own, None if own is None else own.astype(np.int32).tobytes(), -1
+        kept, ids, new = own, None if own is None else own.astype(INT32).tobytes(), -1
         while off < len(key):
             if within < node.end - node.start:
                 limit = min(len(node.edge) - within * size, len(key) - off)
@@ -222,7 +222,8 @@ class PrefixTree(Paths):
                     new = off // size  # all that follows is new to the tree
                 node, same = self._grow(node, key, off, ids, now)
                 within = node.end - node.start
-            node.last_use = max(node.last_use, now)
+            if node.last_use < now:
+                node.last_use = now
             off += same * size
         if own is not None and new >= 0:
             self.pool.enter(own[new:])
@@ -356,6 +357,7 @@ class PrefixTree(Paths):
             if not parent.children:
                 parent.children = None
             node = parent
-        self.drop_dead_records(node)
+        if self.n_records:
+            self.drop_dead_records(node)
         if not node.children and isinstance(node, Root):
             self.forget_root(node)

@@ -88,8 +88,8 @@ MUTATIONS = (
     _one(
         "copy-on-write looks at the ref count",
         "lease.py",
-        "int(pool.fill[self._table[entry]]) > offset",
-        "int(pool.ref[self._table[entry]]) > 1",
+        "pool.fill.item(self._table.item(entry)) > offset",
+        "pool.ref.item(self._table.item(entry)) > 1",
     ),
     _one(
         "room for a child is made by evicting its parent",
