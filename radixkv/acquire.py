@@ -31,20 +31,20 @@ def acquire(
     """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. unchecked: the
     prompt where its signs have not been looked at. Raises OutOfPages or InvalidTokens, taking nothing.
     """
-    core, tree = plane.core, plane.tree
+    core, tree, size = plane.core, plane.tree, plane.tree.page_tokens
     plane.drain()
     root = tree.peek(namespace, core.storage)
-    if unchecked is not None and (root is None or core.media):
+    if unchecked is not None and (root is None or core.media.names):
         check_signs(unchecked)
         unchecked = None
     if root is None or root.namespace is None:
         root = tree.root(namespace, core.storage)
     known = key if said is None or said.limit is None else key[: 4 * said.limit]
     found = find(tree, root, known, core.config.policy.min_partial_tokens)
-    tokens, matched = len(key) >> 2, found.pages * tree.page_tokens
+    tokens, matched = len(key) >> 2, found.pages * size
     if unchecked is not None and matched < tokens:
         check_signs(unchecked, matched, key)
-    device = covered = found.device_tokens(tree.page_tokens)
+    device = covered = found.device_pages * size + found.partial_tokens
     parts: list[Part] = []
     left: list[Part] = []
     decision: Decision | None = None
@@ -55,10 +55,10 @@ def acquire(
             parts, left = parts[: decision.parts], parts[decision.parts :]
         if parts:
             found.partial, found.partial_tokens = None, 0
-            device = found.device_tokens(tree.page_tokens)
+            device = found.device_pages * size
     cached = covered if covered < tokens else usable(tokens, covered, purpose)
     node, depth, ids = _take_path(plane, root, found)
-    base = cached - cached % tree.page_tokens
+    base = cached - cached % size
     lease = Lease(
         plane, root, namespace, key, said, node, depth, np.frombuffer(ids, INT32), len(ids) >> 2, device, covered,
         covered, cached, cached, cached, base, key[4 * base : 4 * cached],
@@ -74,10 +74,11 @@ def acquire(
             raise
     counters = core.counters
     if purpose is REQUEST:
-        root.uses.queries += 1
-        root.uses.queried_tokens += tokens
+        uses = root.uses
+        uses.queries += 1
+        uses.queried_tokens += tokens
         if not parts:
-            root.uses.device_hit_tokens += min(device, cached)
+            uses.device_hit_tokens += device if device < cached else cached
     elif purpose is RESUME:
         counters.resumed_queries += 1
         counters.resumed_tokens += tokens
@@ -115,7 +116,8 @@ def _weigh(plane: Plane, found: Found, parts: list[Part], covered: int, prompt: 
 
 def stamp(plane: Plane, found: Found) -> None:
     """Split at the end of the match and stamp the matched part alone: the rest of an edge was not used."""
-    tree, now = plane.tree, plane.tree.stamp()
+    tree = plane.tree
+    tree.now = now = tree.now + 1
     if found.within >= 0:
         last = found.path.pop()
         if found.within:

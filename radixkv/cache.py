@@ -93,7 +93,8 @@ class Cache:
         """What the tiers have of a prompt. Pins nothing, splits nothing, stamps nothing: by the time of ``acquire`` it
         may be less.
         """
-        self._check_namespace(namespace)
+        if type(namespace) is not Namespace:
+            self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
         limit = n = len(prompt)
         plane = self._plane
@@ -102,7 +103,7 @@ class Cache:
         with plane.lock:
             if plane.closed:
                 self._check_open()
-            if not checked and (media or core.media):
+            if not checked and (media or core.media.names):
                 check_signs(prompt)
                 checked = True
             root = tree.peek(namespace, core.storage)
@@ -144,7 +145,8 @@ class Cache:
         """
         if type(reserve_tokens) is not int or reserve_tokens < 0:
             raise ConfigError(f"reserve_tokens must be a count of at least 0, not {reserve_tokens!r}")
-        self._check_namespace(namespace)
+        if type(namespace) is not Namespace:
+            self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
         purpose = RESUME if resume else REQUEST
         plane = self._plane

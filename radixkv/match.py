@@ -97,11 +97,12 @@ def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
             break
         path.append(child)
         node = child
-        if not key.startswith(child.edge, off):
-            same = common_tokens(child.edge, 0, key, off, min(len(child.edge), n - off))
+        edge = child.edge
+        if not key.startswith(edge, off):
+            same = common_tokens(edge, 0, key, off, min(len(edge), n - off))
             within = same // tree.page_tokens
             return _found(path, off // size + within, same - within * tree.page_tokens, within)
-        off += len(child.edge)
+        off += len(edge)
     return _found(path, off // size)
 
 

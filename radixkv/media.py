@@ -61,10 +61,7 @@ class MediaTable:
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
-        self._names: list[bytes] = []
-
-    def __len__(self) -> int:
-        return len(self._names)
+        self.names: list[bytes] = []
 
     def key(self, tokens: Tokens, media: Sequence[Span]) -> tuple[bytes, int]:
         """Match key of a prompt (token bytes), and how many of its leading tokens may be matched and stored.
@@ -90,7 +87,7 @@ class MediaTable:
     def stored(self, data: bytes) -> tuple[bytes, bytes]:
         """What a keyed tier is given for match-key bytes: tokens with placeholders of zero, and the media entries."""
         tokens = np.frombuffer(data, np.int32)
-        if not self._names or not len(tokens) or int(tokens.min()) >= 0:
+        if not self.names or not len(tokens) or int(tokens.min()) >= 0:
             return data, b""
         clean, entries = tokens.copy(), []
         at = 0
@@ -122,16 +119,16 @@ class MediaTable:
         for at in new.tolist():
             later = np.flatnonzero((numbers[at + 1 :] != numbers[at]) | begins[at + 1 :])
             count = int(later[0]) + 1 if len(later) else len(tokens) - at
-            out.append((at, count, bool(begins[at]), self._names[int(numbers[at])]))
+            out.append((at, count, bool(begins[at]), self.names[int(numbers[at])]))
         return out
 
     def _write(self, out: Tokens, at: int, count: int, name: bytes, *, begins: bool) -> None:
         number = self._numbers.get(name)
         if number is None:
-            if len(self._names) >= MAX_SPANS:
+            if len(self.names) >= MAX_SPANS:
                 raise InvalidTokens(f"more than {MAX_SPANS} different media spans")
-            number = self._numbers[name] = len(self._names)
-            self._names.append(name)
+            number = self._numbers[name] = len(self.names)
+            self.names.append(name)
         out[at : at + count] = -(2 * number + 2)
         if begins:
             out[at] = -(2 * number + 1)

@@ -121,7 +121,7 @@ class Driver:
 
     def _name_of(self, number: int) -> bytes:
         """The media behind a negative token: see ``radixkv.media``."""
-        names = self.core.media._names
+        names = self.core.media.names
         which = (-number - 1) // 2
         return names[which] + bytes([number % 2]) if which < len(names) else str(number).encode()
 
