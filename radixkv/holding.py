@@ -18,6 +18,7 @@ from radixkv.protocols import Fence
 from radixkv.types import INT32, PageIds, PageIndex
 
 NO_PAGES: PageIds = np.empty(0, np.int32)
+NO_SPARE: PageIndex = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
     committed: int
     _base: int
     _tokens: bytes  # of the tokens from _base to committed
-    _spare: PageIds | PageIndex = NO_PAGES
+    _spare: PageIndex = NO_SPARE
     _duplicates: tuple[PageIds, ...] = ()
     _load: Arriving | None = None  # until it has settled
     _hit: Hit | None = None  # known once a load has settled
@@ -134,7 +135,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         self._table[self._entries : size] = pages
         self._entries = size
 
-    def _take(self, count: int, fill: int) -> PageIds | PageIndex:
+    def _take(self, count: int, fill: int) -> PageIndex:
         """Pages for new tokens: reserved ones first. All or nothing."""
         spare, plane = self._spare, self._plane
         fresh = count - len(spare)
@@ -147,11 +148,11 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         pages = plane.pool.take(fresh, fill)
         if not len(spare):
             return pages
-        self._spare = NO_PAGES
+        self._spare = NO_SPARE
         plane.pool.fill[spare] = fill
-        return np.concatenate((spare.astype(np.intp), pages))
+        return np.concatenate((spare, pages))
 
-    def _copy_page(self, entry: int, offset: int, target: PageIds | PageIndex, stream: Any) -> None:
+    def _copy_page(self, entry: int, offset: int, target: PageIndex, stream: Any) -> None:
         """Copy-on-write of the page at ``entry``, of which ``offset`` tokens are ours."""
         core, pool, page = self._plane.core, self._plane.pool, target.item(0)
         fresh, old = target.astype(INT32), self._table[entry : entry + 1].copy()
@@ -238,7 +239,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
             self._duplicates = ()
         if len(self._spare):
             plane.pool.release(self._spare)
-            self._spare = NO_PAGES
+            self._spare = NO_SPARE
         plane.tree.unpin(self._node, depth)
         if not self._root.children:
             plane.tree.forget_root(self._root)

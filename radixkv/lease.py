@@ -11,7 +11,7 @@ import numpy as np
 from radixkv.coverage import Part
 from radixkv.cut import cut
 from radixkv.errors import InvalidTokens, LeaseClosed, LeaseNotSettled, RadixKVError
-from radixkv.holding import NO_PAGES, Hit, Holding
+from radixkv.holding import NO_PAGES, NO_SPARE, Hit, Holding
 from radixkv.keys import check_signs, plain_tokens
 from radixkv.plane import EAGER_STORES
 from radixkv.protocols import Fence
@@ -156,7 +156,7 @@ class Lease(Holding):
             self.length = end
             if n == skip:
                 return np.full(n, -1, np.int64)
-            touched = self._table[entry:last].astype(np.intp)
+            touched = pages if entry + copy >= old else self._table[entry:last].astype(np.intp)
             left = end - (last - 1) * size  # tokens of the last page; all new pages are marked full so far
             if entry < old:
                 page, fill = touched.item(0), size if len(touched) > 1 else left
@@ -265,7 +265,7 @@ class Lease(Holding):
             node = self._node.at(self._depth)
             node.pin(self._depth)
             twin = copy(self)
-            twin._node, twin._table, twin._spare = node, self._table[: self._entries].copy(), NO_PAGES
+            twin._node, twin._table, twin._spare = node, self._table[: self._entries].copy(), NO_SPARE
             for pages in (twin._table[twin._depth :], *twin._duplicates):
                 plane.pool.retain(pages)
             plane.opened(twin, twin._root)

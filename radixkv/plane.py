@@ -76,6 +76,9 @@ class Plane:
         """Slots of all tokens of ``pages``, in order."""
         size, offsets = self.tree.page_tokens, self._offsets
         out = (pages * size).repeat(size)
+        if len(out) <= len(offsets):
+            out += offsets[: len(out)]
+            return out
         even = len(out) - len(out) % len(offsets)
         if even:
             out[:even].reshape(-1, len(offsets))[:] += offsets

@@ -226,7 +226,7 @@ class PrefixTree(Paths):
                 node.last_use = now
             off += same * size
         if own is not None and new >= 0:
-            self.pool.enter(own[new:])
+            self.pool.enter(own[new:] if new else own)
         return node, kept
 
     def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIndex) -> None:
