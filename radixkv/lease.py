@@ -209,9 +209,8 @@ class Lease(Holding):
             last = first + len(array)
             data = array.tobytes()
             if not checked and 4 * last > len(self._key) and (len(data) != 4 or data[3] > 127):
-                check_signs(
-                    array, 0, data
-                )  # what equals the prompt is as good as that, and one token is seen at a glance
+                # What equals the prompt is as good as that, and one token is seen at a glance.
+                check_signs(array, max(0, (len(self._key) >> 2) - first), data)
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
             if 4 * first < len(self._key) or self._said is not None:
