@@ -14,7 +14,7 @@ from radixkv.evict import can_evict, evict, unblock
 from radixkv.media import MediaTable
 from radixkv.node import ChunkRecord
 from radixkv.plan import Done, Plan, StorePlan, WritePlan
-from radixkv.policy import POLICIES
+from radixkv.policy import make
 from radixkv.pool import PagePool
 from radixkv.protocols import Clock, Device, Fence, Lock, Mover, Tier
 from radixkv.slots import HostSlots
@@ -69,7 +69,7 @@ class Core:
         clock: Clock,
         entropy: Callable[[int], bytes],
     ) -> None:
-        layout, policy = config.layout, POLICIES[config.policy.eviction]()
+        layout, policy = config.layout, make(config.policy.eviction)
         self.config = config
         self.layout = layout
         self.device = device

@@ -149,7 +149,8 @@ class Executor:
         try:
             tier = self._tier()
             written = tier.write(items, delete, touch, names)
-            ended.update((plan.id, end) for plan, end in zip(writes, written, strict=True))
+            for plan, (outcome, size) in zip(writes, written, strict=True):
+                ended[plan.id] = Outcome(outcome), int(size)  # a tier of one's own may say anything
             failed = set(tier.undeleted) if delete else set()
             if failed:
                 struck = [p.id for p in plans if isinstance(p, DeletePlan) and not failed.isdisjoint(p.keys)]

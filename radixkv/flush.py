@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 
@@ -9,6 +10,8 @@ from radixkv.node import DISK, HOST, ChunkRecord, Node, State
 from radixkv.plane import Plane
 from radixkv.stores import Job
 from radixkv.writes import reused
+
+log = logging.getLogger("radixkv")
 
 WAIT_S = 0.02
 ROUNDS = 3
@@ -23,9 +26,19 @@ def flush(plane: Plane, timeout_s: float) -> int:
     if core.disk is None:
         return 0
     left = _save(plane, timeout_s) + len(plane.residency.stored.condemned)
-    if not core.config.disk.sync and not core.disk.sync():
-        return max(left, 1)
-    return left
+    return left if _synced(plane) else max(left, 1)
+
+
+def _synced(plane: Plane) -> bool:
+    """Whether what was written is durable."""
+    core = plane.core
+    if core.disk is None or core.config.disk.sync:
+        return True
+    try:
+        return bool(core.disk.sync())
+    except Exception as error:
+        log.warning("the disk tier's sync failed: %s", error)
+        return False
 
 
 def _save(plane: Plane, timeout_s: float) -> int:
@@ -76,9 +89,7 @@ def erase(plane: Plane, timeout_s: float) -> int:
         if not stored.condemned:
             break
     left = len(stored.condemned)
-    if not core.config.disk.sync and not core.disk.sync():
-        return max(left, 1)
-    return left
+    return left if _synced(plane) else max(left, 1)
 
 
 def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) -> None:

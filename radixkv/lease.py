@@ -86,28 +86,28 @@ class Lease(Holding):
     def wait(self, stream: Any = None, layer: int | None = None) -> None:
         """Block, without the lock, until settled and loaded; then work on ``stream`` sees the pages.
 
-        What has not been read from an outer tier at the deadline (``decision.deadline_s`` after ``acquire``, else
-        ``policy.load_timeout_s``) is given up for compute: the lease settles for what is there. Raises LeaseClosed;
-        RadixKVError if a copy to the device does not end by then, or has failed ``policy.load_retries`` times
-        (``failed``: every verb raises then; close the lease, and acquire again).
+        What has not been read from an outer tier at the deadline (``decision.deadline_s`` after ``acquire``, or
+        ``policy.load_timeout_s``, whichever is less) is given up for compute: the lease settles for what is there.
+        Raises LeaseClosed; RadixKVError if a copy to the device does not end within that limit either, or has failed
+        ``policy.load_retries`` times (``failed``: every verb raises then; close the lease, and acquire again).
         """
         plane, core = self._plane, self._plane.core
         load = self._load
         end = core.clock() + core.config.policy.load_timeout_s
-        deadline = (load.deadline if load is not None else 0.0) or end
+        deadline = min((load.deadline if load is not None else 0.0) or end, end)
         while True:
             with plane.lock:
                 self._plane.drain()
                 self._check_open(settled=False)
                 if self.ready:
                     return
-                if self._load is None and deadline < end:
-                    deadline = end  # the decision's deadline was for reads: verified bytes only need their copy
+                if self._load is None and load is not None:  # that was for reads: verified bytes only need their copy
+                    load, deadline = None, core.clock() + core.config.policy.load_timeout_s
                 left = deadline - core.clock()
                 if left <= 0 and self._load is not None:
-                    core.counters.load_failures += 1
+                    weighed = 0 < self._load.deadline <= core.clock()
+                    core.counters.load_failures += not weighed  # computing is faster by now: that is no failure
                     self._load.give_up()
-                    deadline = core.clock() + core.config.policy.load_timeout_s  # verified bytes only need their copy
                     continue
             if left <= 0:
                 raise RadixKVError(
@@ -151,7 +151,11 @@ class Lease(Holding):
             if need:
                 pages = self._take(need, size)
                 if copy:
-                    self._copy_page(entry, offset, pages[:1], stream)
+                    try:
+                        self._copy_page(entry, offset, pages[:1], stream)
+                    except BaseException:  # the device's
+                        pool.release(pages)
+                        raise
                 self._extend(pages[1:] if copy else pages)
             self.length = end
             if n == skip:
@@ -205,6 +209,8 @@ class Lease(Holding):
         plane = self._plane
         with plane.lock:
             self._check_open()
+            if fence is not None and fence.done():  # asked before anything changes: it may be no fence at all
+                fence = None
             first = self.committed
             last = first + len(array)
             data = array.tobytes()
@@ -223,7 +229,7 @@ class Lease(Holding):
             size = plane.tree.page_tokens
             self._tokens = self._tokens + data if self._tokens else data
             self.committed = last
-            if fence is not None and not fence.done():
+            if fence is not None:
                 plane.core.add_fence(fence, self._table[first // size : -(-last // size)].copy())
             known = self._known(last) // size
             if known > self._depth:
@@ -282,6 +288,8 @@ class Lease(Holding):
         plane = self._plane
         with plane.lock:
             if not self.closed:
+                if fence is not None and fence.done():
+                    fence = None
                 plane.drain()
                 self.finish(keep, fence)
 
@@ -325,7 +333,7 @@ class Lease(Holding):
     def _end(self, end: int, fence: Fence | None) -> None:
         plane = self._plane
         size, tree = plane.tree.page_tokens, plane.tree
-        if fence is not None and not fence.done():
+        if fence is not None:
             self._fence_rest(fence)
         end = self._known(end)
         left = end - self._depth * size

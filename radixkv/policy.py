@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
+from radixkv.errors import ConfigError
+
 
 class Policy(Protocol):
     """Orders victims: the lowest rank goes first."""
@@ -40,6 +42,16 @@ class LRU:
     def rank(self, last_use: int) -> int:
         """The last use itself."""
         return last_use
+
+
+def make(name: str) -> Policy:
+    """A policy for one cache. Raises ConfigError for one whose ranks are no numbers."""
+    policy = POLICIES[name]()
+    for use in (0, 1):
+        rank = policy.rank(use)
+        if not isinstance(rank, (int, float)):
+            raise ConfigError(f"policy.eviction {name!r} ranks a use as {rank!r}, which is no number")
+    return policy
 
 
 E_ = TypeVar("E_")

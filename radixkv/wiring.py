@@ -132,6 +132,13 @@ def _device(config: Config) -> Device:
 def _check_tier(tier: Tier, config: Config) -> Tier:
     if config.disk.capacity_bytes or not config.host.capacity_bytes or config.device.kind == "none":
         raise ConfigError("a tier of one's own needs host.capacity_bytes and a device, and disk.path left out")
+    try:
+        need = tier.footprint(config.layout.chunk_bytes)
+    except Exception as error:
+        raise ConfigError(f"the tier's footprint of {config.layout.chunk_bytes} bytes failed: {error}") from error
+    for name, value in (("footprint", need), ("capacity_bytes", tier.capacity_bytes)):
+        if type(value) is not int or value < 0:
+            raise ConfigError(f"the tier's {name} must be a count of bytes, not {value!r}")
     return tier
 
 

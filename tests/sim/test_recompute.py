@@ -206,11 +206,13 @@ def test_a_stall_costs_its_deadline_at_most(seed: int) -> None:
     stalls = {n for n in range(2_000) if chance.random() < 0.05}
     rig = Rig(lambda start, number: 5.0 if number in stalls else 0.2 * CHUNK_S)
     struck = 0
+    failures = rig.cache.stats().load_failures
     for length, seconds, decision in rig.requests(80):
         assert seconds <= length / RATE + decision.deadline_s + 1e-9
         assert decision.deadline_s <= decision.tokens / RATE + 1e-9
         struck += seconds > 1.02 * length / RATE
     assert 0 < struck < 30 and rig.cache.stats().abandoned_loads >= struck
+    assert rig.cache.stats().load_failures == failures, "given up for computing is no failure"
     rig.cache.check()
 
 
@@ -219,6 +221,20 @@ def test_a_bursty_tier_stays_within_its_deadlines_and_gains() -> None:
     ours = list(rig.requests(150))
     assert all(s <= length / RATE + d.deadline_s + 1e-9 for length, s, d in ours)
     assert sum(s for _, s, _ in ours) < 0.85 * sum(length for length, _, _ in ours) / RATE
+
+
+def test_no_wait_is_longer_than_the_time_limit_whatever_computing_would_take() -> None:
+    """An engine of a token a second: half a minute is less than any decision's deadline."""
+    rig = Rig(lambda start, number: 5.0 if number <= 60 else 1e4, prefill=1.0)
+    limit = rig.cache.config.policy.load_timeout_s
+    failures = rig.cache.stats().load_failures
+    ends = [(seconds - length / RATE, decision) for length, seconds, decision in rig.requests(20)]
+    assert any(decision.deadline_s > limit for _, decision in ends)
+    assert all(waited <= limit + 1e-9 for waited, _ in ends)
+    stats = rig.cache.stats()
+    late = sum(waited > limit - 0.1 for waited, _ in ends)  # less what was cached
+    assert stats.load_failures - failures == late and stats.abandoned_loads >= late > 0
+    rig.cache.check()
 
 
 def test_a_rate_is_learned_from_the_engine() -> None:
