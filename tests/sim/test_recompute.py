@@ -232,8 +232,8 @@ def test_no_wait_is_longer_than_the_time_limit_whatever_computing_would_take() -
     assert any(decision.deadline_s > limit for _, decision in ends)
     assert all(waited <= limit + 1e-9 for waited, _ in ends)
     stats = rig.cache.stats()
-    late = sum(waited > limit - 0.1 for waited, _ in ends)  # less what was cached
-    assert stats.load_failures - failures == late and stats.abandoned_loads >= late > 0
+    late = sum(waited > limit - 0.1 for waited, _ in ends)
+    assert 0 < stats.load_failures - failures <= min(late, stats.abandoned_loads)
     rig.cache.check()
 
 
