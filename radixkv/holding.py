@@ -231,7 +231,10 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
 
     def _give_back(self) -> None:
         plane, depth = self._plane, self._depth
-        if self._entries > depth:
+        own = self._entries - depth
+        if own == 1:
+            plane.pool.release_one(self._table.item(depth))
+        elif own > 0:
             plane.pool.release(self._table[depth : self._entries])
         if self._duplicates:
             for pages in self._duplicates:

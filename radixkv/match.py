@@ -125,11 +125,14 @@ def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, T
     first = key[off : off + 4]  # the first token first: a fork's children nearly always differ in it
     for tail in node.tails or ():
         edge = tail.edge
-        if edge.startswith(first):
-            whole = key.startswith(edge, off)
-            same = len(edge) >> 2 if whole else common_tokens(edge, 0, key, off, min(limit, len(edge)))
-            if same > best:
-                best, entry = same, tail
+        if key.startswith(edge, off):
+            same = len(edge) >> 2
+        elif edge.startswith(first):
+            same = common_tokens(edge, 0, key, off, min(limit, len(edge)))
+        else:
+            continue
+        if same > best:
+            best, entry = same, tail
     if node.children:
         for child in tree.newest_children(node):
             if child.pages and child.edge.startswith(first):
