@@ -112,13 +112,13 @@ def chunk_key(parent: bytes, tokens: bytes, media: bytes = b"") -> ChunkKey:
 
 
 def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
-    """Tokens as a contiguous int32 array, and whether they have been checked: an int32 array's signs have not.
+    """Tokens as an int32 array, and whether they have been checked: an int32 array's signs have not.
 
     A match checks them for nothing: what equals tokens of the tree is as good as they are; the rest is for
     ``check_signs``. Raises InvalidTokens as ``as_tokens`` does, but for that.
     """
     if type(tokens) is np.ndarray and tokens.dtype is INT32 and tokens.ndim == 1 and len(tokens) <= MAX_TOKENS:
-        return (tokens if tokens.flags.c_contiguous else np.ascontiguousarray(tokens)), False
+        return tokens, False
     return as_tokens(tokens), True
 
 
