@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from copy import copy
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from radixkv.coverage import Part
@@ -36,6 +36,10 @@ class Lease(Holding):
     def __del__(self) -> None:
         if not self.closed:
             self._plane.dropped.append(self)  # closed, and counted, when the cache next drains
+
+    def __copy__(self) -> Lease:
+        """Refused: a copy would give back what it never took."""
+        raise TypeError("a lease is not copied: fork it")
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "settled" if self.settled else "loading"
@@ -269,8 +273,8 @@ class Lease(Holding):
             self._check_open()
             node = self._node.at(self._depth)
             node.pin(self._depth)
-            twin = copy(self)
-            twin._node, twin._table, twin._spare = node, self._table[: self._entries].copy(), NO_SPARE
+            table = self._table[: self._entries].copy()
+            twin = msgspec.structs.replace(self, _node=node, _table=table, _spare=NO_SPARE)
             for pages in (twin._table[twin._depth :], *twin._duplicates):
                 plane.pool.retain(pages)
             plane.opened(twin, twin._root)
