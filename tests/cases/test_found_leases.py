@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.config import PolicyConfig
 from radixkv.errors import LeaseClosed
-from radixkv.plan import LoadPlan, ReadPlan
+from radixkv.plan import LoadPlan, Outcome, ReadPlan
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, make_layout, prompt
 
@@ -97,3 +97,22 @@ def test_a_prompt_of_131072_pages(drive: Drive) -> None:
             twin.append(1)
     d.cache.check()
     assert d.evict_all() == len(tokens)
+
+
+def test_a_tail_whose_copy_fails_after_its_lease_has_closed_is_not_served(drive: Drive) -> None:
+    """The pages above it have come: nothing but its own page says that it did not."""
+    d = drive()
+    d.to_host(prompt(128))
+    session = d.lease([*prompt(69), 1], fill=False)
+    whole, part = d.copies(LoadPlan)
+    session.close()
+    assert d.look([*prompt(69), 1])[0] == 69, "a tail of five tokens, on its way"
+    d.finish(whole)
+    for _ in range(d.config.policy.load_retries):
+        assert d.look([*prompt(69), 1])[0] == 69
+        (part,) = d.copies(LoadPlan)
+        d.finish(part, Outcome.ERROR)
+    d.check()
+    assert d.look([*prompt(69), 1]) == (64, 64, 64)
+    assert d.run([*prompt(69), 1]) == 64
+    d.check()

@@ -189,4 +189,36 @@ MUTATIONS = (
         "core.pool.hold(pages, write=True, load=True)",
         "core.pool.hold(pages, write=True)",
     ),
+    _one(
+        "cached tokens that are not loaded count as there",
+        "acquire.py",
+        "covered = steps[decision.parts - 1].covered if decision.parts else have",
+        "covered = steps[decision.parts].covered",
+    ),
+    _one("a withdrawal spares the leases on its pages", "withdraw.py", "        lease.spoil(bad)\n", "        pass\n"),
+    _one(
+        "a withdrawal leaves the pins of leases with pages of their own",
+        "withdraw.py",
+        "moved = [lease for lease in leases if lease.retreat(*place)]",
+        "moved = []",
+    ),
+    _one(
+        "a key written again is still being deleted",
+        "stored.py",
+        "        self.deleting.pop(key, None)\n        self.condemned",
+        "        self.condemned",
+    ),
+    _one("a hotter record gives way", "room.py", "if rank(use(record)) <= rank(use(wanted)):", "if True:"),
+    _one(
+        "victims in line go before colder ones in the heap",
+        "policy.py",
+        "if not heap or (line and line[0] < heap[0]):",
+        "if not heap or line:",
+    ),
+    _one(
+        "a partly common page is kept beside loads",
+        "acquire.py",
+        "            found.partial, found.partial_tokens = None, 0\n",
+        "            pass\n",
+    ),
 )

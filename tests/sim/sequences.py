@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.sim.requests import Requests
-from tests.sim.stored import cold_reads, durable, lost_copy, new_weights, pictures
+from tests.sim.stored import cold_reads, durable, failed_copies, lost_copy, new_weights, pictures
 
 Sequence = Callable[[Requests], Iterator[str]]
 
@@ -175,6 +175,7 @@ SEQUENCES: dict[Sequence, float] = {
     cut_regrow: 3,
     tug: 2,
     durable: 2,
+    failed_copies: 2,
     lost_copy: 2,
     new_weights: 1,
     pictures: 1,

@@ -68,6 +68,41 @@ def lost_copy(sim: Requests) -> Iterator[str]:
     yield "flushed"
 
 
+def failed_copies(sim: Requests) -> Iterator[str]:
+    """Copies to the device fail for good, before and after those who asked for them have closed, or gone on beside
+    them; then the same prompt is asked for again.
+    """
+    world, ns = sim.world, sim.space()
+    tokens = sim.prompt() + sim.some()
+    session = sim.open(tokens, ns)
+    if session is not None:
+        sim.close(session)
+    world.land_fences()
+    world.cache.tick()
+    world.clock.run(0.3)
+    world.cache.tick()
+    world.cache.evict(world.setup.pages)
+    yield "in the host"
+    cut = sim.chance.randint(len(tokens) // 2, len(tokens))
+    if sim.chance.random() < 0.5:  # the first page of a chunk alone is to come, and not all of it
+        cut = cut // world.layout.chunk_tokens * world.layout.chunk_tokens + world.layout.page_tokens - 1
+    askers = [sim.open(tokens[:cut] + sim.some() * (number % 2), ns, fill=False) for number in range(2)]
+    for asker in askers:
+        if asker is not None and sim.chance.random() < 0.6:
+            sim.close(asker)
+    yield "some have closed"
+    for _ in range(world.config.policy.load_retries * world.setup.pages):
+        loads = world.copies(LoadPlan)
+        if not loads or sim.chance.random() < 0.02:
+            break
+        world.finish(sim.chance.choice(loads), Outcome.ERROR)
+    yield "copies failed"
+    session = sim.open(tokens, ns, fill=False)
+    if session is not None and sim.wait(session):
+        sim.fill(session)
+    yield "asked for again"
+
+
 def pictures(sim: Requests) -> Iterator[str]:
     """One text around two pictures: stored side by side, read back after a restart or an eviction."""
     world, ns = sim.world, sim.space()
