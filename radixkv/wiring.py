@@ -19,6 +19,21 @@ from radixkv.plan import Outcome
 from radixkv.protocols import Device, Mover, Tier
 from radixkv.types import TOKEN_BYTES
 
+TIER = [
+    "capacity_bytes",
+    "close",
+    "contains",
+    "delete",
+    "footprint",
+    "names",
+    "read",
+    "scan",
+    "stats",
+    "sync",
+    "undeleted",
+    "write",
+]
+"""What ``open`` looks for in a tier of one's own: without one of them it would fail at its first use, as trouble."""
 PROBE_ROWS, PROBES = 64, 4
 """At open, so many of the first stored chunks are read to measure the disk: a few milliseconds."""
 
@@ -132,6 +147,9 @@ def _device(config: Config) -> Device:
 def _check_tier(tier: Tier, config: Config) -> Tier:
     if config.disk.capacity_bytes or not config.host.capacity_bytes or config.device.kind == "none":
         raise ConfigError("a tier of one's own needs host.capacity_bytes and a device, and disk.path left out")
+    missing = [name for name in TIER if not hasattr(tier, name)]
+    if missing:
+        raise ConfigError(f"the tier {type(tier).__name__} has no {', '.join(missing)} (see radixkv.protocols.Tier)")
     try:
         need = tier.footprint(config.layout.chunk_bytes)
     except Exception as error:

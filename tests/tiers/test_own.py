@@ -45,3 +45,19 @@ def test_it_stands_in_place_of_the_disk_store(tmp_path: Path) -> None:
             radixkv.open(config, tier=MemoryTier(1 << 20))
     d.run(prompt(64), NS)
     d.close()
+
+
+def test_a_tier_that_lacks_a_part_is_refused_at_open(tmp_path: Path) -> None:
+    d = Driver(tmp_path, disk_bytes=DISK)
+    config = dataclasses.replace(d.config, disk=radixkv.DiskConfig())
+    whole = {name: getattr(MemoryTier, name) for name in dir(MemoryTier) if not name.startswith("__")}
+    parts = [name for name in whole if not name.startswith("_")] + ["capacity_bytes"]
+    assert {"undeleted", "scan"} <= set(parts)
+    for part in parts:
+        rest = {name: value for name, value in whole.items() if name != part}
+        tier = type("Lacking", (), rest)()
+        if part != "capacity_bytes":
+            tier.capacity_bytes = 1 << 20
+        with pytest.raises(ConfigError, match=f"Lacking has no {part} "):
+            radixkv.open(config, tier=tier)
+    d.close()
