@@ -126,6 +126,8 @@ class Core:
         want = pages - pool.free
         if want > 0:
             if not can_evict(self.tree, want):
+                if pages > pool.pages:
+                    raise OutOfPages(f"{pages} pages wanted of a pool of {pool.pages}: that can never be had")
                 raise OutOfPages(f"{pages} pages wanted, {pool.free} of {pool.pages} free and too few to be evicted")
             self.counters.evicted_pages += evict(self.tree, want)
 

@@ -6,8 +6,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -71,15 +71,19 @@ def open(
     layout = config.layout
     with ExitStack() as stack:
         if device is None:
-            device = _device(config)
+            with _memory("device.pages", config.device.pages, config.device.pages * layout.page_bytes):
+                device = _device(config)
         _check_device(device, config)
         unit = layout.quarter_bytes
         host = staging = None
         planning = isinstance(device, NoDevice)  # places are counted, but no byte is kept
         if config.host.capacity_bytes and not planning:
-            host = HostArena(host_chunks(config) * 4, unit)
+            capacity, staged = config.host.capacity_bytes, config.host.staging_chunks
+            with _memory("host.capacity_bytes", capacity, capacity):
+                host = HostArena(host_chunks(config) * 4, unit)
             stack.callback(host.close)
-            staging = HostArena(config.host.staging_chunks * 4, unit)
+            with _memory("host.staging_chunks", staged, staged * 4 * unit):
+                staging = HostArena(staged * 4, unit)
             stack.callback(staging.close)
             pin = getattr(device, "pin", None)
             if pin is not None:  # the device copies faster from memory it has locked
@@ -98,6 +102,16 @@ def open(
         cache.on_close(stack.pop_all().close)
         _opened.add(cache)
         return cache
+
+
+@contextmanager
+def _memory(name: str, value: int, nbytes: int) -> Iterator[None]:
+    """What the system does not give becomes a ConfigError that names the setting."""
+    try:
+        yield
+    except (OSError, MemoryError, OverflowError, RuntimeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{name} {value} needs {nbytes / 2**30:.1f} GiB, which could not be had: {reason}") from error
 
 
 def _probe(core: Core, disk: Tier, view: Callable[[int, int], memoryview]) -> None:

@@ -194,6 +194,15 @@ def _show_findings(result: Verified, seconds: float, moved: list[Path], *, asked
         console.print("they are never served; --quarantine takes them out of the store")
 
 
+def _agreed(question: str) -> bool:
+    """The answer, asked for beside standard output, which may be JSON; no answer is a no."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        print(file=sys.stderr)
+        return False
+
+
 @store.command()
 def drop(
     folder: Folder,
@@ -206,14 +215,16 @@ def drop(
 ) -> None:
     """Delete the records of namespaces. No writer may run."""
     if bool(everything) == bool(root or model):
-        print("radixkv store: say which: --root, --model or --all", file=sys.stderr)
+        said = "--all takes no --root or --model" if everything else "say which: --root, --model or --all"
+        print(f"radixkv store: {said}", file=sys.stderr)
         raise typer.Exit(UNUSABLE)
     with _opened(folder) as found:
         spaces = found.namespaces()
     chosen = spaces if everything else _chosen(spaces, root or [], model or [])
     chunks = sum(space.chunks for space in chosen)
     size = sum(space.stored_bytes for space in chosen)
-    if not yes and not typer.confirm(f"drop {chunks:,} records ({size / 1e6:,.1f} MB) of {len(chosen)} namespaces?"):
+    if not yes and not _agreed(f"drop {chunks:,} records ({size / 1e6:,.1f} MB) of {len(chosen)} namespaces?"):
+        print("radixkv store: nothing was dropped", file=sys.stderr)
         raise typer.Exit(UNUSABLE)
     with _usable():
         from radixkv.tiers.verify import drop as delete

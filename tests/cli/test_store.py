@@ -142,7 +142,9 @@ def test_drop(tmp_path: Path, chunks: dict[str, list[WriteItem]]) -> None:
     for unclear in ((), ("--all", "--model", "one"), ("--model", "three"), ("--root", "zz"), ("--root", "")):
         done = command("drop", str(tmp_path), "--yes", *unclear)
         assert done.returncode == 2 and done.stderr.startswith("radixkv store: ")
-    assert command("drop", str(tmp_path), "--model", "one", answer="n\n").returncode == 2
+    for answer in ("n\n", ""):
+        done = command("drop", str(tmp_path), "--model", "one", "--json", answer=answer)
+        assert (done.returncode, done.stdout.strip()) == (2, "") and "nothing was dropped" in done.stderr
     assert report("ls", str(tmp_path))[1]["namespaces"][1]["chunks"] == 4, "nothing has gone so far"
     status, found = report("drop", str(tmp_path), "--model", "one", "--yes")
     assert (status, found["dropped"], found["roots"]) == (0, 4, [root("one").hex()])
@@ -160,7 +162,7 @@ def test_drop(tmp_path: Path, chunks: dict[str, list[WriteItem]]) -> None:
 @pytest.mark.parametrize("verb", ["ls", "verify", "drop"])
 def test_no_store_is_one_clear_line(tmp_path: Path, verb: str) -> None:
     done = command(verb, str(tmp_path), *(["--all", "--yes"] if verb == "drop" else []))
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout.strip()) == (2, "")
     assert done.stderr == f"radixkv store: {tmp_path} holds no disk store: there is no data.mdb\n"
     assert list(tmp_path.iterdir()) == []
 

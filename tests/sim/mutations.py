@@ -172,10 +172,10 @@ MUTATIONS = (
     _one("the hottest page goes first", "policy.py", "        return last_use\n", "        return -last_use\n"),
     _one("a flush forgets conversation ends", "flush.py", "if not _has_short(node, edge):", "if False:"),
     _one(
-        "a new revision leaves stored chunks",
+        "a new revision keeps its root's key",
         "clear.py",
-        "            residency.drop(record, DISK)\n        cleared",
-        "        cleared",
+        "        tree.generations[namespace.digest] = generation\n",
+        "",
     ),
     _one(
         "a load that fails for good leaves its pages in the tree",
