@@ -48,9 +48,8 @@ class Guard:
             if hmac.compare_digest(known, digest):
                 found = caller
         if found is None or scheme.lower() != "bearer":
-            raise ProblemError(
-                401, "unauthorized", "a bearer token is needed", {"www-authenticate": 'Bearer realm="radixkv"'}
-            )
+            said = "a bearer token is needed" if given is None else "the service knows no such bearer token"
+            raise ProblemError(401, "unauthorized", said, {"www-authenticate": 'Bearer realm="radixkv"'})
         return found
 
 

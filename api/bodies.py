@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
+import sys
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -91,6 +93,10 @@ class Bodies:
         return ProblemError(413, "body-too-large", f"the body is over the limit of {self._max_bytes} bytes")
 
 
+class _NoJSONError(ValueError):
+    """The body is no strict JSON, and why."""
+
+
 class ClientGoneError(Exception):
     """The client has closed its connection: nobody reads an answer."""
 
@@ -108,6 +114,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     """A body as a value of ``kind``: strict JSON (UTF-8, no key twice, no NaN, no lone surrogate), strictly converted.
     Raises ProblemError: 400 (no such JSON) or 422 (naming the place).
     """
+    if body.startswith(codecs.BOM_UTF8):
+        raise ProblemError(400, "malformed-json", "the body begins with a byte order mark, which JSON does not have")
     try:
         text = body.decode()
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
@@ -119,8 +127,12 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise ProblemError(400, "malformed-json", f"the body is no UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise ProblemError(400, "malformed-json", f"{error.msg} at line {error.lineno}, column {error.colno}") from None
-    except ValueError as error:
+    except _NoJSONError as error:
         raise ProblemError(400, "malformed-json", str(error)[:200]) from None
+    except ValueError:  # all that is left: the interpreter's own limit
+        raise ProblemError(
+            400, "malformed-json", f"a number has more than {sys.get_int_max_str_digits():,} digits"
+        ) from None
     try:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -135,17 +147,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {ascii(key)[:80]} stands twice in one object")
+                raise _NoJSONError(f"the key {ascii(key)[:80]} stands twice in one object")
             seen.add(key)
     return out
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number in JSON")
+    raise _NoJSONError(f"{name} is no number in JSON")
 
 
 def _check_text(value: Any) -> None:
-    """Raise UnicodeEncodeError's parent, ValueError, for half a character written as an escape."""
+    """Raise _NoJSONError for half a character written as an escape."""
     todo = [value]
     while todo:
         value = todo.pop()
@@ -158,4 +170,4 @@ def _check_text(value: Any) -> None:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise ValueError("a text holds a lone surrogate") from None
+                raise _NoJSONError("a text holds a lone surrogate") from None

@@ -72,6 +72,11 @@ def overloaded(detail: str) -> ProblemError:
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", detail, {"retry-after": "1"})
 
 
+def unreadable(detail: str) -> ProblemError:
+    """What the service answers about cannot be read at the moment; nothing is wrong with the request."""
+    return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "store-unreadable", detail, {"retry-after": "1"})
+
+
 def not_found(detail: str) -> ProblemError:
     """There is no such thing, or it is not the caller's: which of the two is not told."""
     return ProblemError(HTTPStatus.NOT_FOUND, "not-found", detail)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from radixkv import rest
 from radixkv.api.backend import Ids, add, entry_of, state_of
-from radixkv.api.problems import overloaded
+from radixkv.api.problems import unreadable
 from radixkv.errors import RadixKVError, StoreFormat
 from radixkv.keys import Namespace, root_key
 from radixkv.match import Match
@@ -97,7 +97,7 @@ class StoreBackend:
                 self.store.snapshot()
             yield
         except (OSError, StoreFormat) as error:
-            raise overloaded(f"the store cannot be read at the moment: {error}") from error
+            raise unreadable(f"the store cannot be read at the moment: {error}") from error
 
 
 def _has_salt(space: StoredNamespace, salt: bytes) -> bool:

@@ -71,6 +71,12 @@ def test_what_is_no_such_json_is_a_400(running: Running, body: bytes) -> None:
     response = running.post("/v1/lookup", body)
     assert response.status_code == 400, response.text
     assert response.json()["type"] == "urn:radixkv:problem:malformed-json"
+    said = response.json()["detail"]
+    assert "sys." not in said and "utf-8-sig" not in said, "it speaks of the interpreter"
+    if body.startswith(b"\xef\xbb\xbf"):
+        assert "byte order mark" in said
+    if len(body) > 6000 and body.count(b"1") > 5000:
+        assert "a number has more than 4,300 digits" in said
     assert_well(running)
 
 

@@ -195,7 +195,7 @@ def test_a_store_that_is_taken_away_is_a_503_until_it_is_back(store: Driver) -> 
         for act in (lambda: client.lookup([(NS, prompt(300))]), client.stats, client.namespaces, client.metrics):
             with pytest.raises(ServiceError) as refused:
                 act()
-            assert refused.value.status == 503
+            assert (refused.value.status, refused.value.kind) == (503, "store-unreadable")
         assert client.health().status == "ok"
         (store.folder / "away").rename(folder)
         assert client.lookup([(NS, prompt(300))]).results[0].disk_tokens == 300

@@ -219,7 +219,10 @@ def test_what_no_service_may_be_configured_to() -> None:
 def test_read_access(drive: Drive) -> None:
     driver = drive()
     with over(driver.cache, read_access="token") as running:
-        assert running.get("/v1/stats").status_code == 401
+        refused = running.get("/v1/stats")
+        assert refused.status_code == 401 and refused.json()["detail"] == "a bearer token is needed"
+        refused = running.get("/v1/stats", token="wrong")
+        assert refused.status_code == 401 and refused.json()["detail"] == "the service knows no such bearer token"
         assert running.get("/v1/stats", token=TOKEN).status_code == 200
     with over(driver.cache) as running:
         assert running.get("/v1/stats").status_code == 200
