@@ -11,8 +11,10 @@ import socket
 import struct
 import time
 import weakref
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -169,8 +171,11 @@ def damage(folder: Path) -> str:
         if at < 0 or len(head) < _META_END:
             return f"its data file of {size} bytes is not an LMDB file"
         version = int.from_bytes(head[at + 4 : at + 8], "little")
-        if version != 1 or at != _META_AT:
+        versions = {version} if at != _META_AT else {version, *_other_versions(file)}
+        if 1 not in versions or at != _META_AT:
             raise StoreFormat(f"disk store {folder} has LMDB data format {version}, not 1: it was left as it is")
+        if len(versions) > 1:  # a file of another generation says so twice
+            return f"its meta pages say data formats {sorted(versions)}"
         page_bytes = int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 4], "little")
         if page_bytes not in _PAGE_SIZES:
             return f"its data file says pages of {page_bytes} bytes"
@@ -182,6 +187,16 @@ def damage(folder: Path) -> str:
     if size < (last + 1) * page_bytes:
         return f"its data file was cut to {size} of {(last + 1) * page_bytes} bytes"
     return ""
+
+
+def _other_versions(file: BinaryIO) -> Iterator[int]:
+    """Data formats that a second meta page says, wherever the size of pages would put it."""
+    for page_bytes in _PAGE_SIZES:
+        file.seek(page_bytes)
+        meta = file.read(_META_END)
+        if meta[_META_AT : _META_AT + 4] == _MAGIC:
+            yield int.from_bytes(meta[_META_AT + 4 : _META_AT + 8], "little")
+            return
 
 
 def map_bytes(folder: Path) -> int:

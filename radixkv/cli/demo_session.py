@@ -63,7 +63,8 @@ class Session:
         self.opened_s = time.perf_counter() - self.opened_s
         self._yardstick = radixkv.open(Config(self.layout, device=DeviceConfig(pages=needed)))
         namespace = namespace_for(model)
-        self._engine = Engine(model, self.cache, namespace)
+        # every tier is to be seen at work, so what is stored is loaded, also where computing it would be faster
+        self._engine = Engine(model, self.cache, namespace, report_prefill=False)
         self._reference = Engine(model, self._yardstick, namespace, use_cache=False)
 
     def probe(self, out: Console) -> None:

@@ -50,7 +50,8 @@ class Engine:
     namespace: of this model (``namespace_for``, with the same ``row_invariant``). row_invariant: pad rows and use
     row-invariant attention, so that what is generated does not depend, bit for bit, on what was cached. use_cache:
     False takes pages from the same pool but matches nothing and publishes nothing. prefill_tokens: prompt tokens of one
-    forward at most. Raises ConfigError for a model that is not supported, that does not fit the cache's layout or whose
+    forward at most. report_prefill: tell the cache how long prefill takes, so that it does not load what is computed
+    faster. Raises ConfigError for a model that is not supported, that does not fit the cache's layout or whose
     namespace says another way of computing.
     """
 
@@ -63,6 +64,7 @@ class Engine:
         row_invariant: bool = True,
         use_cache: bool = True,
         prefill_tokens: int = 512,
+        report_prefill: bool = True,
     ) -> None:
         check_supported(model)
         expected = kv_format(model, row_invariant=row_invariant)
@@ -82,6 +84,7 @@ class Engine:
         self.row_invariant = row_invariant
         self.use_cache = use_cache
         self.prefill_tokens = prefill_tokens
+        self.report_prefill = report_prefill
         self._vocabulary = text_config(model).vocab_size
         self._packed = PackedLinears.of(model) if row_invariant else None
 
@@ -99,6 +102,7 @@ class Engine:
             row_invariant=self.row_invariant,
             use_cache=False,
             prefill_tokens=self.prefill_tokens,
+            report_prefill=self.report_prefill,
         )
 
     def generate(
@@ -126,7 +130,8 @@ class Engine:
             hit, cached = lease.hit, lease.cached_tokens
             start = time.perf_counter()
             logits = self._prefill(lease, paged, prompt)
-            self.cache.observe_prefill(len(prompt) - cached, time.perf_counter() - start)
+            if self.report_prefill:
+                self.cache.observe_prefill(len(prompt) - cached, time.perf_counter() - start)
             first_token_s = 0.0
             while True:
                 out.append(int(logits.argmax()) if choose is None else choose(logits))

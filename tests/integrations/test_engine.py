@@ -137,3 +137,13 @@ def test_an_engine_refuses_what_does_not_belong_together(model32: Any) -> None:
     ):
         with radixkv.open(config) as other, pytest.raises(ConfigError, match=message):
             Engine(model32, other, namespace)
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_an_engine_reports_its_prefill_unless_told_not_to(model: Any, reports: bool) -> None:
+    with cache_for(model) as cache:
+        engine = Engine(model, cache, namespace_for(model), report_prefill=reports)
+        engine.generate(some_tokens(60), 2)
+        assert (cache.stats().prefill_tokens_per_s > 0) is reports
+        engine.without_cache().generate(some_tokens(60), 2)
+        assert (cache.stats().prefill_tokens_per_s > 0) is reports

@@ -143,6 +143,8 @@ WRECKS: dict[str, Callable[[bytes], bytes]] = {
     "one page": lambda data: data[:4096],
     "text": lambda data: b"not a store",
     "second meta page": lambda data: data[:4096] + bytes(4096) + data[8192:],
+    "data format of the first meta page": lambda data: data[:23] + b"\x01" + data[24:],
+    "data format of the second meta page": lambda data: data[: 4096 + 20] + b"\x03" + data[4096 + 21 :],
     "trees": lambda data: data[:8192] + np.random.default_rng(3).bytes(len(data) - 8192),
 }
 
