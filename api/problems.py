@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from http import HTTPStatus
 
 import msgspec
@@ -52,12 +53,11 @@ class RefusedBody(Response):
         """Send all of the answer, then let the client finish."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        try:
+        more = True
+        with suppress(TimeoutError):  # then it has had its time, and the end of the connection is what it is told
             async with asyncio.timeout(self._drain_s):
-                while (await receive()).get("more_body"):
-                    pass
-        except TimeoutError:
-            pass  # it has had its time; closing the connection is the answer
+                while more:
+                    more = (await receive()).get("more_body", False)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

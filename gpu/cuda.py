@@ -15,7 +15,7 @@ from radixkv.errors import ConfigError
 from radixkv.gpu import limits
 from radixkv.gpu import pages as page_kernels
 from radixkv.gpu.packing import gather, scatter
-from radixkv.gpu.reference import CASTABLE, DoneFence
+from radixkv.gpu.reference import CASTABLE, DoneFence, checked_pages
 from radixkv.layout import KVLayout
 from radixkv.protocols import Fence
 from radixkv.types import PageIds
@@ -147,12 +147,12 @@ class CudaDevice:
         is too short.
         """
         used = -(-length // self.layout.page_tokens)
-        k, v = self.gather_pages(layer, torch.tensor(self._checked(np.asarray(block_table)[:used], used)))
+        k, v = self.gather_pages(layer, torch.tensor(checked_pages(np.asarray(block_table)[:used], used, self.pages)))
         return k[:length], v[:length]
 
     def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:
         """Queue a copy of whole pages with their scales. Raises ValueError for page ids outside the pool."""
-        source, destination = (self._checked(ids, len(source)) for ids in (source, destination))
+        source, destination = (checked_pages(ids, len(source), self.pages) for ids in (source, destination))
         if not len(source):
             return DoneFence()
         stream = stream or torch.cuda.current_stream(self.device)
@@ -168,7 +168,7 @@ class CudaDevice:
         Raises ValueError for a bad page id or buffer length.
         """
         used = -(-tokens // self.layout.page_tokens)
-        table, host = self._checked(pages[:used], used), self._host(into, tokens)
+        table, host = checked_pages(pages[:used], used, self.pages), self._host(into, tokens)
         with self._out.taken(len(host)) as buffer:
             gather(self.kv, *self._chunk(table, tokens), buffer, scales=self.scales)
             host.copy_(buffer[0], non_blocking=True)
@@ -179,7 +179,7 @@ class CudaDevice:
 
         Raises ValueError for a bad page id, a wrong buffer length or more pages than the buffer has.
         """
-        host, ids = self._host(buffer, tokens), self._checked(pages, len(pages))
+        host, ids = self._host(buffer, tokens), checked_pages(pages, len(pages), self.pages)
         used = -(-tokens // self.layout.page_tokens)
         if first_page < 0 or first_page + len(ids) > used:
             raise ValueError(
@@ -227,12 +227,3 @@ class CudaDevice:
                 f"a planar buffer of {tokens} tokens has {tokens * self.layout.token_bytes} bytes, not {memory.nbytes}"
             )
         return torch.frombuffer(memory, dtype=torch.uint8)
-
-    def _checked(self, pages: Any, count: int) -> PageIds:
-        ids = np.ascontiguousarray(pages, dtype=np.int32)
-        if len(ids) != count:
-            raise ValueError(f"{len(ids)} page ids where {count} are needed")
-        if count and (int(ids.min()) < 0 or int(ids.max()) >= self.pages):
-            bad = int(ids[(ids < 0) | (ids >= self.pages)][0])
-            raise ValueError(f"page id {bad} is outside [0, {self.pages - 1}]")
-        return ids

@@ -20,6 +20,17 @@ from radixkv.types import PageIds
 CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def checked_pages(pages: Any, count: int, of: int) -> PageIds:
+    """``count`` page ids (int32) of a device of ``of`` pages. Raises ValueError naming what does not fit."""
+    ids = np.ascontiguousarray(pages, dtype=np.int32)
+    if len(ids) != count:
+        raise ValueError(f"{len(ids)} page ids where {count} are needed")
+    if count and (int(ids.min()) < 0 or int(ids.max()) >= of):
+        bad = int(ids[(ids < 0) | (ids >= of)][0])
+        raise ValueError(f"page id {bad} is outside [0, {of - 1}]")
+    return ids
+
+
 class DoneFence:
     """The fence of a device that has ended its work before a call returns."""
 
@@ -108,7 +119,7 @@ class TorchDevice:
         is too short.
         """
         used = -(-length // self.layout.page_tokens)
-        ids = self._checked(np.asarray(block_table)[:used], used)
+        ids = checked_pages(np.asarray(block_table)[:used], used, self.pages)
         k, v = self.gather_pages(layer, torch.tensor(ids))
         return k[:length], v[:length]
 
@@ -145,7 +156,7 @@ class TorchDevice:
 
     def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:
         """Copy whole pages with their scales, at once. Raises ValueError for page ids outside the pool."""
-        source, destination = (self._checked(ids, len(source)) for ids in (source, destination))
+        source, destination = (checked_pages(ids, len(source), self.pages) for ids in (source, destination))
         for store in (self._words, self._scales):
             store[:, :, destination] = store[:, :, source]
         return None
@@ -157,7 +168,7 @@ class TorchDevice:
         """
         parts = planar.view(into, self.layout, tokens)
         used = -(-tokens // self.layout.page_tokens)
-        ids = self._checked(pages[:used], used)
+        ids = checked_pages(pages[:used], used, self.pages)
         width = self._words.shape[-1]
         # one layer at a time: the scratch stays in the core's cache
         words = np.empty((used, self.layout.page_tokens, width), self._words.dtype)
@@ -178,7 +189,7 @@ class TorchDevice:
         Raises ValueError for a bad page id, a wrong buffer length or more pages than the buffer has.
         """
         parts = planar.view(buffer, self.layout, tokens)
-        ids, size = self._checked(pages, len(pages)), self.layout.page_tokens
+        ids, size = checked_pages(pages, len(pages), self.pages), self.layout.page_tokens
         start = first_page * size
         if first_page < 0 or (len(ids) and start + (len(ids) - 1) * size >= tokens):
             raise ValueError(
@@ -200,12 +211,3 @@ class TorchDevice:
         store[ids[:whole]] = rows[: whole * size].reshape(whole, size, store.shape[-1])
         if len(rows) % size:
             store[ids[whole], : len(rows) % size] = rows[whole * size :]
-
-    def _checked(self, pages: Any, count: int) -> PageIds:
-        ids = np.ascontiguousarray(pages, dtype=np.int32)
-        if len(ids) != count:
-            raise ValueError(f"{len(ids)} page ids where {count} are needed")
-        if count and (int(ids.min()) < 0 or int(ids.max()) >= self.pages):
-            bad = int(ids[(ids < 0) | (ids >= self.pages)][0])
-            raise ValueError(f"page id {bad} is outside [0, {self.pages - 1}]")
-        return ids

@@ -78,7 +78,8 @@ def in_child(driver: Driver, session: Any, job: Any) -> None:
             raise KeyError("the body's own")
         assert raised.value.__context__ is None
     with driver.cache, session.lease:
-        pass  # leaving the block closes nothing of the parent's
+        assert not session.lease.closed
+    assert not session.lease.closed, "leaving the block closed what is the parent's"
     driver.sessions.clear()
     del session
     gc.collect()  # a finaliser in the child must touch nothing either
