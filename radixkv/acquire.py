@@ -15,6 +15,7 @@ from radixkv.lease import Lease
 from radixkv.loading import MOVE, REQUEST, RESUME, Purpose, begin, usable
 from radixkv.match import Found, find
 from radixkv.node import HOST, Node, Root, State, Tail
+from radixkv.plan import LoadPlan, ReadPlan
 from radixkv.plane import EAGER_STORES, Plane
 from radixkv.types import INT32, Tokens
 
@@ -94,7 +95,7 @@ def acquire(
 
 def _weigh(plane: Plane, found: Found, parts: list[Part], covered: int, prompt: int) -> tuple[Decision, int]:
     """How many leading parts are worth loading, and the tokens covered with them."""
-    core, loads, size = plane.core, plane.loads, plane.tree.page_tokens
+    core, ahead, size = plane.core, plane.core.under_way, plane.tree.page_tokens
     have = found.device_tokens(size)
     steps, page = list[Step](), found.device_pages
     for part in parts:
@@ -102,7 +103,7 @@ def _weigh(plane: Plane, found: Found, parts: list[Part], covered: int, prompt: 
         nbytes = plane.residency.tokens(part.record) * core.layout.token_bytes
         from_disk = part.record.tiers[HOST].state is not State.READY
         steps.append(Step(max(have, min(page * size, covered)), nbytes, from_disk))
-    decision = decide(core.estimates, have, prompt, steps, disk_ahead=loads.reading, host_ahead=loads.loading)
+    decision = decide(core.estimates, have, prompt, steps, disk_ahead=ahead[ReadPlan], host_ahead=ahead[LoadPlan])
     if decision.parts < len(parts) and not steps[decision.parts].from_disk and core.estimates.host_is_due():
         count, every = decision.parts + 1, decision.tokens + decision.skipped_tokens
         tokens = steps[count - 1].covered - have

@@ -11,7 +11,7 @@ import numpy as np
 
 from radixkv.errors import InvariantError
 from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
-from radixkv.plan import LoadPlan, ReadPlan, StorePlan, WritePlan
+from radixkv.plan import COPIES, LoadPlan
 from radixkv.plane import Plane
 from radixkv.pool import PoolCounts
 from radixkv.sizes import measure, pinned_pages
@@ -207,9 +207,9 @@ def _copies(plane: Plane, walk: _Walk) -> None:
     marks: Counter[int] = Counter()
     for flight in core.flights.values():
         plan = flight.plan
-        if flight.record is not None and not isinstance(plan, ReadPlan):
+        if flight.record is not None:
             marks[id(flight.record)] += 1
-        if isinstance(plan, (StorePlan, LoadPlan, ReadPlan, WritePlan)):
+        if isinstance(plan, COPIES):
             (stage_pins if plan.staging else slot_pins)[plan.slot] += 1
         if flight.pages is not None:
             busy[flight.pages] += 1

@@ -38,7 +38,8 @@ def clear(
         root = tree.peek(namespace, plane.core.storage)
         roots = [] if root is None else [root]
     elif tier in (None, "disk") and unused_since is None:
-        plane.residency.stored.clear_strays()
+        stored = plane.residency.stored
+        stored.delete_strays(key for key in stored.strays if key not in stored.foreign)  # other models' stay
     done = [0] * 6
     keys: list[bytes] = []
     for root in roots:
@@ -122,8 +123,9 @@ def clear_retired(plane: Plane) -> None:
     """What leases and copies in flight kept of revisions that are over goes once they have let go of it, and deletes
     that failed are asked for again.
     """
-    if plane.residency.stored.condemned:
-        plane.residency.stored.delete_condemned()
+    stored = plane.residency.stored
+    if stored.condemned:
+        stored.delete_strays(stored.condemned)
     for root in list(plane.tree.retired):
         _clear_root(plane, root, None)
         plane.tree.forget_root(root)

@@ -4,8 +4,11 @@ decisions here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
 
 from radixkv.config import Config
 from radixkv.errors import OutOfPages
@@ -13,7 +16,7 @@ from radixkv.estimate import Estimates
 from radixkv.evict import can_evict, evict, unblock
 from radixkv.media import MediaTable
 from radixkv.node import ChunkRecord
-from radixkv.plan import Done, Plan, StorePlan, WritePlan
+from radixkv.plan import COPIES, Done, LoadPlan, Outcome, Plan, ReadPlan, StorePlan, WritePlan
 from radixkv.policy import make
 from radixkv.pool import PagePool
 from radixkv.protocols import Clock, Device, Fence, Lock, Mover, Tier
@@ -22,64 +25,54 @@ from radixkv.stats import Counters
 from radixkv.tree import PrefixTree
 from radixkv.types import PageIds
 
+COUNTED: dict[type[Plan], tuple[str, str, str]] = {
+    StorePlan: ("stores", "stored_bytes", "store_s"),
+    LoadPlan: ("loads", "loaded_bytes", "load_s"),
+    ReadPlan: ("reads", "read_bytes", "read_s"),
+    WritePlan: ("writes", "written_bytes", "write_s"),
+}
+"""The counters of each kind of copy that has worked: how many, bytes, seconds."""
 
-class Flight:
-    """A plan under way. record: the chunk it moves, if one; pages: device pages held for it, if any; landed: applied
-    when it ends; failures: times it has failed and was tried again. ahead: bytes of its kind under way when it was
-    submitted, its own included.
+
+class Flight(msgspec.Struct, eq=False):
+    """A plan under way. landed: applied when it ends; True: the plan goes on, so what it holds stays held. record: the
+    chunk it moves; pages: device pages it touches. nbytes: what it moves; ahead: bytes of its kind under way when it
+    was submitted, its own included. failures: times it was tried in vain.
     """
 
-    __slots__ = ("ahead", "failures", "landed", "pages", "plan", "record")
-
-    def __init__(
-        self,
-        plan: Plan,
-        landed: Callable[[Flight, Done], None],
-        record: ChunkRecord | None = None,
-        pages: PageIds | None = None,
-    ) -> None:
-        self.ahead = 0
-        self.plan = plan
-        self.landed = landed
-        self.record = record
-        self.pages = pages
-        self.failures = 0
+    plan: Plan
+    landed: Callable[[Flight, Done], bool | None]
+    record: ChunkRecord | None = None
+    pages: PageIds | None = None
+    nbytes: int = 0
+    ahead: int = 0
+    failures: int = 0
 
 
-class FenceHolds:
+class FenceHolds(msgspec.Struct, eq=False):
     """A fence, and the pages that are in use until it: (pages, whether they are written)."""
 
-    __slots__ = ("fence", "holds")
-
-    def __init__(self, fence: Fence) -> None:
-        self.fence = fence
-        self.holds: list[tuple[PageIds, bool]] = []
+    fence: Fence
+    holds: list[tuple[PageIds, bool]]
 
 
+@dataclass(eq=False)
 class Core:
     """One cache's shared state. Every method runs under ``lock``."""
 
-    def __init__(
-        self,
-        config: Config,
-        device: Device,
-        mover: Mover,
-        disk: Tier | None,
-        lock: Lock,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-    ) -> None:
-        layout, policy = config.layout, make(config.policy.eviction)
-        self.config = config
+    config: Config
+    device: Device
+    mover: Mover
+    disk: Tier | None
+    lock: Lock
+    clock: Clock
+    entropy: Callable[[int], bytes]
+
+    def __post_init__(self) -> None:
+        config, layout = self.config, self.config.layout
         self.layout = layout
-        self.device = device
-        self.mover = mover
-        self.disk = disk
-        self.second_use = disk is not None and config.disk.admission == "second-use"
-        self.lock = lock
-        self.clock = clock
-        self.entropy = entropy
-        self.policy = policy
+        self.second_use = self.disk is not None and config.disk.admission == "second-use"
+        self.policy = policy = make(config.policy.eviction)
         self.pool = PagePool(config.device.pages)
         self.tree = PrefixTree(
             self.pool,
@@ -95,10 +88,15 @@ class Core:
         self.media = MediaTable()
         self.estimates = Estimates(config.policy.prefill_tokens_per_s)
         self.flights: dict[int, Flight] = {}
+        self.under_way: Counter[type[Plan]] = Counter()  # bytes, by kind
         self.fences: deque[FenceHolds] = deque()
         self.ended: deque[Done] = deque()
+        self.refused: list[Flight] = []  # to be tried again
         self.last_plan = 0
         self.copies = 0  # stores and writes started
+        self.idle: Callable[[ChunkRecord], object] = lambda record: None  # told of records that a plan lets go of
+
+    # plans
 
     def plan_id(self) -> int:
         """The next plan's id; 0 is never one."""
@@ -109,13 +107,69 @@ class Core:
         """Where a plan's slot is one of: the staging buffers, or the host cache."""
         return self.staging if staging else self.slots
 
-    def submit(self, flight: Flight) -> bool:
-        """Hand a plan to the movers. False: refused, and nothing has changed."""
-        if not self.mover.submit(flight.plan):
-            return False
-        self.flights[flight.plan.id] = flight
-        self.copies += isinstance(flight.plan, (StorePlan, WritePlan))
+    def submit(self, flight: Flight, *, insist: bool = False) -> bool:
+        """Hand a plan to the movers, and hold what it uses until it has ended. False: refused, and nothing has changed.
+        insist: a refusal is a plan that ends in error, at the next ``land``.
+        """
+        plan, token_bytes = flight.plan, self.layout.token_bytes
+        if not self.mover.submit(plan):
+            if not insist:
+                return False
+            self.ended.append(Done(plan.id, Outcome.ERROR))
+        self.flights[plan.id] = flight
+        self.copies += isinstance(plan, (StorePlan, WritePlan))
+        if isinstance(plan, (StorePlan, ReadPlan)):
+            flight.nbytes = plan.tokens * token_bytes
+        if flight.pages is not None:
+            load = isinstance(plan, LoadPlan)
+            self.pool.hold(flight.pages, write=load, load=load)
+            if load:
+                flight.nbytes = len(flight.pages) * self.layout.page_bytes
+        self.under_way[type(plan)] += flight.nbytes
+        flight.ahead = self.under_way[type(plan)]
+        if flight.record is not None:
+            flight.record.busy += 1
+        if isinstance(plan, COPIES):
+            self.arena(plan.staging).pin(plan.slot)
         return True
+
+    def again(self, flight: Flight) -> None:
+        """A plan that has failed is tried once more, with what it holds; where it is refused, at the next ``land``."""
+        self.flights[flight.plan.id] = flight
+        if not self.mover.submit(flight.plan):
+            self.refused.append(flight)
+
+    def land(self) -> None:
+        """Apply everything the movers have ended since the last call, on the caller's thread."""
+        refused, self.refused = self.refused, []
+        for flight in refused:
+            self.again(flight)
+        self.ended.extend(self.mover.completed())
+        while self.ended:  # an exception in one leaves the rest for the next call
+            done = self.ended.popleft()
+            flight = self.flights.pop(done.id)
+            if done.outcome is Outcome.OK:
+                figures = (1, done.stored_bytes or flight.nbytes, done.seconds)
+                for name, figure in zip(COUNTED.get(type(flight.plan), ()), figures, strict=False):
+                    setattr(self.counters, name, getattr(self.counters, name) + figure)
+            if not flight.landed(flight, done):
+                self.release(flight)
+
+    def release(self, flight: Flight) -> None:
+        """A plan has ended for good: what it held is free."""
+        plan, record = flight.plan, flight.record
+        self.under_way[type(plan)] -= flight.nbytes
+        if flight.pages is not None:
+            load = isinstance(plan, LoadPlan)
+            self.pool.unhold(flight.pages, write=load, load=load)
+            unblock(self.tree)
+        if isinstance(plan, COPIES):
+            self.arena(plan.staging).unpin(plan.slot)
+        if record is not None:
+            record.busy -= 1
+            self.idle(record)
+
+    # pages and fences
 
     def reserve(self, pages: int) -> None:
         """Make ``pages`` pages free by eviction. Raises OutOfPages, giving up nothing, where that is not enough."""
@@ -137,7 +191,7 @@ class Core:
         """
         self.pool.hold(pages, write=write)
         if not self.fences or self.fences[-1].fence is not fence:  # an engine has one fence a step for all its leases
-            self.fences.append(FenceHolds(fence))
+            self.fences.append(FenceHolds(fence, []))
         self.fences[-1].holds.append((pages, write))
 
     def poll_fences(self, limit: int | None = None) -> None:
@@ -155,16 +209,6 @@ class Core:
                 self.pool.unhold(pages, write=write)
         if passed:
             unblock(self.tree)
-
-    def land(self) -> None:
-        """Apply everything the movers have ended since the last call, on the caller's thread."""
-        self.ended.extend(self.mover.completed())
-        while self.ended:  # an exception in one leaves the rest for the next call
-            done = self.ended.popleft()
-            flight = self.flights.pop(done.id)
-            flight.landed(flight, done)
-            if flight.pages is not None:
-                unblock(self.tree)
 
 
 def host_chunks(config: Config) -> int:

@@ -47,7 +47,7 @@ def _save(plane: Plane, timeout_s: float) -> int:
     least, idle = -1, 0
     with plane.lock:
         plane.writes.flushing += 1
-        plane.residency.stored.delete_condemned()
+        plane.residency.stored.delete_strays(plane.residency.stored.condemned)
     try:
         while True:
             with plane.lock:
@@ -83,7 +83,7 @@ def erase(plane: Plane, timeout_s: float) -> int:
     deadline = core.clock() + timeout_s
     for _ in range(ROUNDS):
         with plane.lock:
-            stored.delete_condemned()
+            stored.delete_strays(stored.condemned)
         if not _until(plane, deadline, lambda: not stored.condemned & stored.deleting.keys()):
             break
         if not stored.condemned:

@@ -5,8 +5,9 @@ object.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -27,64 +28,43 @@ HOST, DISK = 0, 1
 """Indices of the outer tiers in ``ChunkRecord.tiers``."""
 
 
+@dataclass(slots=True, eq=False)
 class Residence:
     """One record in one outer tier. plan: the copy that is filling it (0: none). children: records right below it that
-    are in the tier.
+    are in the tier. queued: it is among the tier's victims.
     """
 
-    __slots__ = ("children", "plan", "queued", "state")
-
-    def __init__(self) -> None:
-        self.state = State.NONE
-        self.plan = 0
-        self.children = 0
-        self.queued = False
+    state: State = State.NONE
+    plan: int = 0
+    children: int = 0
+    queued: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class ChunkRecord:
     """What the outer tiers have of one chunk on one path.
 
     index: chunk number on its path. end: pages from the root to the end of its whole pages. tail: bytes of the tokens
     past them (short records only). node: a hint of the node that holds page ``end``. below: records whose parent this
-    is. busy: copies and plans using it.
+    is. busy: copies and plans using it. refused_at: its last use when the disk tier refused it. read: who waits for the
+    one read of it under way or wanted (single flight); None: there is none.
     """
 
-    __slots__ = (
-        "below",
-        "busy",
-        "disk_bytes",
-        "end",
-        "failures",
-        "index",
-        "key",
-        "node",
-        "parent",
-        "read",
-        "refused_at",
-        "short",
-        "slot",
-        "tail",
-        "tiers",
-    )
-
-    def __init__(
-        self, parent: ChunkRecord | None, index: int, end: int, tail: bytes, node: Node, *, short: bool
-    ) -> None:
-        self.key: ChunkKey | None = None
-        self.parent = parent
-        self.index = index
-        self.end = end
-        self.tail = tail
-        self.short = short
-        self.node = node
-        self.tiers = (Residence(), Residence())
-        self.slot = -1
-        self.disk_bytes = 0
-        self.below = 0
-        self.busy = 0
-        self.failures = 0
-        self.refused_at = -1  # its last use when the disk tier refused it
-        self.read: object | None = None  # the one read of this chunk under way (single flight)
+    parent: ChunkRecord | None
+    index: int
+    end: int
+    tail: bytes
+    node: Node
+    short: bool
+    key: ChunkKey | None = None
+    tiers: tuple[Residence, Residence] = field(default_factory=lambda: (Residence(), Residence()))
+    slot: int = -1
+    disk_bytes: int = 0
+    below: int = 0
+    busy: int = 0
+    failures: int = 0
+    refused_at: int = -1
+    read: list[Any] | None = None
 
     @property
     def dead(self) -> bool:

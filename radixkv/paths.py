@@ -40,11 +40,7 @@ class Paths:
         for i in reversed(chain):
             end = (i + 1) * self.chunk_pages
             node = hint.at(end)
-            if node.records is None:
-                node.records = []
-            assert len(node.records) == i - node.start // self.chunk_pages, "records are dense"
             found = self.attach(ChunkRecord(found, i, end, b"", node, short=False))
-            node.records.append(found)
         return found
 
     def _record(self, hint: Node, index: int) -> ChunkRecord | None:
@@ -57,8 +53,15 @@ class Paths:
         return node.records[at]
 
     def attach(self, record: ChunkRecord) -> ChunkRecord:
-        """Count a new record, and count it at its parent."""
+        """Put a new record at its node, and count it there and at its parent."""
         self.n_records += 1
+        node = record.node
+        if record.short:
+            node.shorts = [*(node.shorts or ()), record]
+        else:
+            node.records = node.records or []
+            assert len(node.records) == record.index - node.start // self.chunk_pages, "records are dense"
+            node.records.append(record)
         if record.parent is not None:
             record.parent.below += 1
         return record

@@ -8,7 +8,7 @@ planar (see ``radixkv.gpu.planar``) and hold ``tokens`` x ``layout.token_bytes``
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -96,6 +96,8 @@ class TouchPlan(_Plan, frozen=True, tag="touch", gc=False):
 
 
 Plan: TypeAlias = StorePlan | LoadPlan | ReadPlan | WritePlan | DeletePlan | NamePlan | TouchPlan
+COPIES: Final = (StorePlan, LoadPlan, ReadPlan, WritePlan)
+"""Plans with a host slot at one end."""
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):

@@ -37,6 +37,7 @@ class Residency:
         self.landed: tuple[list[ChunkRecord], list[ChunkRecord]] = ([], [])
         self.chunks = [0, 0]  # records with a state in the tier
         self.on_ready: list[Callable[[ChunkRecord, int], None]] = []  # told of records that are readable in a tier now
+        core.idle = self.idle
 
     # what may be served
 
@@ -52,15 +53,12 @@ class Residency:
 
     # parents first
 
-    def claim_parent(self, record: ChunkRecord, tier: int) -> None:
-        """Count ``record`` at its parent before making room for it: the parent must not be the victim."""
+    def claim_parent(self, record: ChunkRecord, tier: int, change: int = 1) -> None:
+        """Count ``record`` at its parent before making room for it: the parent must not be the victim. change: -1 takes
+        it back.
+        """
         if record.parent is not None:
-            record.parent.tiers[tier].children += 1
-
-    def unclaim_parent(self, record: ChunkRecord, tier: int) -> None:
-        """``record`` is not in the tier after all, or no longer."""
-        if record.parent is not None:
-            record.parent.tiers[tier].children -= 1
+            record.parent.tiers[tier].children += change
             self.offer(record.parent, tier)
 
     def offer(self, record: ChunkRecord, tier: int) -> None:
@@ -70,10 +68,11 @@ class Residency:
             residence.queued = True
             self.victims[tier].push(record)
 
-    def begin(self, record: ChunkRecord, tier: int, plan: int) -> None:
-        """A copy into the tier has started (its parent is claimed already)."""
-        residence = record.tiers[tier]
-        residence.state, residence.plan = State.WRITING, plan
+    def enter(self, record: ChunkRecord, tier: int) -> None:
+        """A place in the tier is taken (its parent is claimed already). The plan that fills it is yet to be named: a
+        record that leaves before that leaves no key behind.
+        """
+        record.tiers[tier].state = State.WRITING
         self.chunks[tier] += 1
 
     def end(self, record: ChunkRecord, tier: int, plan: int, ok: bool) -> None:
@@ -81,10 +80,8 @@ class Residency:
         residence = record.tiers[tier]
         if residence.plan != plan:
             self.core.counters.stale += 1
-            return
-        residence.plan = 0
-        if ok and (record.parent is None or record.parent.tiers[tier].state):
-            residence.state = State.LANDED
+        elif ok and (record.parent is None or record.parent.tiers[tier].state):
+            residence.state, residence.plan = State.LANDED, 0
             self.landed[tier].append(record)
             self._rise(tier)
         else:
@@ -112,24 +109,16 @@ class Residency:
         """Short records that this one says all of leave the tier, only now that it is readable there."""
         tree = self.tree
         node: Node | None = record.node.at(record.end)
-        first = record.index * tree.chunk_pages
         tokens: bytes | None = None
         while node is not None:
             for short in list(node.shorts or ()):
-                if (
-                    short is record
-                    or short.index != record.index
-                    or short.end > record.end
-                    or not short.tiers[tier].state
-                ):
-                    continue
-                tokens = tokens or tree.record_tokens(record)
-                said = tree.record_tokens(short)
-                if len(said) < len(tokens) and tokens.startswith(said):
-                    self.drop(short, tier)
-            if node.start < first:
-                break
-            node = node.parent
+                less = short is not record and short.index == record.index and short.end <= record.end
+                if less and short.tiers[tier].state:
+                    tokens = tokens or tree.record_tokens(record)
+                    said = tree.record_tokens(short)
+                    if len(said) < len(tokens) and tokens.startswith(said):
+                        self.drop(short, tier)
+            node = node.parent if node.start >= record.index * tree.chunk_pages else None
 
     # leaving a tier
 
@@ -145,13 +134,15 @@ class Residency:
             leaving += [child for child in self.landed[tier] if child.parent is record]
 
     def unreserve(self, record: ChunkRecord) -> None:
-        """A reservation on disk for which nothing was ever submitted: there is no key to delete."""
-        self._leave(record, DISK, stored=False)
+        """The record leaves the disk before anything was written there."""
+        record.tiers[DISK].plan = 0
+        self.drop(record, DISK)
 
-    def _leave(self, record: ChunkRecord, tier: int, *, stored: bool = True) -> None:
+    def _leave(self, record: ChunkRecord, tier: int) -> None:
         residence, core = record.tiers[tier], self.core
         if residence.state is State.LANDED:
             self.landed[tier].remove(record)
+        written = residence.plan or residence.state is not State.WRITING
         residence.state, residence.plan = State.NONE, 0
         self.chunks[tier] -= 1
         record.busy += 1  # not forgotten before its parent is told
@@ -161,12 +152,12 @@ class Residency:
         else:
             assert record.key is not None
             size, record.disk_bytes = record.disk_bytes, 0
-            self.stored.take_out(record.key, size, self.tokens(record) * core.layout.token_bytes)
-            if stored:
-                self.stored.delete(record.key, size)
+            self.stored.put(record.key, -size, -self.tokens(record) * core.layout.token_bytes)
+            if written:
+                self.stored.delete({record.key: size})
         if residence.children:
             self.holes[tier][record] = None
-        self.unclaim_parent(record, tier)
+        self.claim_parent(record, tier, -1)
         record.busy -= 1
         self.idle(record)
 

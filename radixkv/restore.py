@@ -104,9 +104,9 @@ class Restore:
             record.key = ChunkKey(row.key)
             record.disk_bytes = row.stored_bytes
             self.residency.stored.put(record.key, row.stored_bytes, row.raw_bytes)
-            residence.state = State.READY
             self.residency.claim_parent(record, DISK)
-            self.residency.chunks[DISK] += 1
+            self.residency.enter(record, DISK)
+            residence.state = State.READY
             self.residency.offer(record, DISK)
         return record
 
@@ -118,9 +118,4 @@ class Restore:
         for record in there:
             if record.index == index and record.end == end and record.tail == tail:
                 return record
-        record = self.tree.attach(ChunkRecord(parent, index, end, tail, node, short=not whole))
-        if whole:
-            node.records = [*there, record]
-        else:
-            node.shorts = [*there, record]
-        return record
+        return self.tree.attach(ChunkRecord(parent, index, end, tail, node, short=not whole))

@@ -6,6 +6,8 @@ shard; an orphan; one whose delete did not work). Strays take room until they ar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from radixkv.core import Core, Flight
 from radixkv.plan import DeletePlan, Done, Outcome
 from radixkv.types import ChunkKey
@@ -27,16 +29,10 @@ class Stored:
         self.condemned: set[bytes] = set()  # keys of revisions that are over, until their delete has worked
 
     def put(self, key: bytes, size: int, raw: int) -> None:
-        """A record takes ``size`` bytes of the cap."""
-        self.keys.add(key)
+        """A record takes ``size`` bytes of the cap; below 0: it gives them back, and ``delete`` removes them."""
+        (self.keys.add if raw > 0 else self.keys.discard)(key)
         self.used_bytes += size
         self.raw_bytes += raw
-
-    def take_out(self, key: bytes, size: int, raw: int) -> None:
-        """A record gives its place up; ``delete`` is what removes the bytes."""
-        self.keys.discard(key)
-        self.used_bytes -= size
-        self.raw_bytes -= raw
 
     def replaced(self, key: bytes) -> None:
         """A write of ``key`` has been handed over: what stands under it is not there to be deleted any more."""
@@ -55,17 +51,9 @@ class Stored:
         self.strays = strays
         self.used_bytes += sum(strays.values())
 
-    def delete(self, key: bytes, size: int) -> bool:
-        """Delete what a record had. False: the delete was refused, and the key is a stray."""
-        return self._delete({key: size})
-
     def delete_stray(self) -> bool | None:
         """Delete the coldest stray. None: there is none; False: its delete was refused."""
-        return self._delete_strays([next(reversed(self.strays))]) if self.strays else None
-
-    def clear_strays(self) -> None:
-        """Delete stored chunks that were this cache's and that nobody can reach any more; other models' stay."""
-        self._delete_strays([key for key in self.strays if key not in self.foreign])
+        return self.delete_strays([next(reversed(self.strays))]) if self.strays else None
 
     def condemn(self, *keys: ChunkKey) -> None:
         """What was stored under ``keys``, and every stray that may be of the same revision (its key does not say), must
@@ -73,16 +61,14 @@ class Stored:
         """
         self.condemned.update(keys, {*self.strays, *self.deleting} - self.foreign)
 
-    def delete_condemned(self) -> None:
-        """Delete again what is condemned and still there."""
-        self._delete_strays([key for key in self.condemned if key in self.strays])
-
-    def _delete_strays(self, keys: list[bytes]) -> bool:
-        sizes = {key: self.strays.pop(key) for key in keys}
+    def delete_strays(self, keys: Iterable[bytes]) -> bool:
+        """Delete those of ``keys`` that are strays. False: the delete was refused."""
+        sizes = {key: self.strays.pop(key) for key in list(keys) if key in self.strays}
         self.used_bytes -= sum(sizes.values())
-        return self._delete(sizes) if sizes else True
+        return self.delete(sizes) if sizes else True
 
-    def _delete(self, sizes: dict[bytes, int]) -> bool:
+    def delete(self, sizes: dict[bytes, int]) -> bool:
+        """Delete what nobody is served from any more. False: the delete was refused, and the keys are strays."""
         self.deleting.update(sizes)
         flight = Flight(DeletePlan(self.core.plan_id(), tuple(sizes)), self._deleted)
         if self.core.submit(flight):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
+import msgspec
 import numpy as np
 
 from radixkv.core import Flight
@@ -33,18 +34,20 @@ class Result(Enum):
     GONE = auto()  # the pages or the path are no longer there
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """Store what ends at ``depth`` pages: its whole chunks (tail None), or the short record with ``tail`` bytes past
-    the last whole page.
+    the last whole page. counted: it is among the refused.
     """
 
-    __slots__ = ("counted", "depth", "hint", "tail")
+    hint: Node
+    depth: int
+    tail: bytes | None
+    counted: bool = False
 
-    def __init__(self, hint: Node, depth: int, tail: bytes | None) -> None:
-        self.hint = hint
-        self.depth = depth
-        self.tail = tail
-        self.counted = False  # among the refused
+
+def stored(record: ChunkRecord) -> bool:
+    """Whether an outer tier has the record, or is about to."""
+    return bool(record.tiers[HOST].state or record.tiers[DISK].state)
 
 
 class Stores:
@@ -96,33 +99,40 @@ class Stores:
             self.jobs.append(self.retry.popleft())
 
     def run(self, job: Job) -> Result:
-        """Store what a job's place holds now."""
-        if self.tree.retired and self.tree.root_of(job.hint).retired:
+        """Store what a job's place holds now, ancestors first."""
+        tree, node = self.tree, job.hint.at(job.depth)
+        if not node.alive or (tree.retired and tree.root_of(node).retired):
             return Result.GONE
-        if job.tail is not None:
-            return self._store_short(job.hint, job.depth, job.tail)
-        node = job.hint.at(job.depth)
-        if not node.alive:
-            return Result.GONE
-        return self.store_chunks(node, job.depth // self.tree.chunk_pages - 1)
-
-    def store_chunks(self, node: Node, index: int) -> Result:
-        """Whole chunks up to ``index`` on the path to ``node``, ancestors first."""
-        record = self.tree.record(node, index, make=True)
+        record = self._record(node, job.depth, job.tail)
         if record is None:
-            return Result.GONE if index >= 0 else Result.STORED
+            return Result.GONE
         chain = self._to_store(record)
         for link in chain:
             link.busy += 1  # making room must not forget a record of the chain
         result = Result.STORED
         for link in reversed(chain):
             if result is Result.STORED:
-                first = link.index * self.tree.chunk_pages
-                result = self._store(link, self.tree.pages_between(node, first, link.end))
+                result = self._store(link, self._pages(node, link))
         for link in chain:
             link.busy -= 1
             self.residency.idle(link)
         return result
+
+    def _record(self, node: Node, depth: int, tail: bytes | None) -> ChunkRecord | None:
+        """The record of a job's place, made if need be; None: the path is shorter, or the end's pages are not there."""
+        tree = self.tree
+        index = depth // tree.chunk_pages
+        if not tail and (tail is None or not depth % tree.chunk_pages):
+            return tree.record(node, index - 1, make=True)
+        short = ChunkRecord(None, index, depth, tail, node, short=True)
+        if depth > node.end or self._pages(node, short) is None:
+            return None
+        for other in node.shorts or ():
+            there = other.index == index and other.end == depth and other.tail.startswith(tail)
+            if there and (other.tail == tail or stored(other)):
+                return other
+        short.parent = tree.record(node, index - 1, make=True)
+        return tree.attach(short)
 
     def _to_store(self, record: ChunkRecord) -> list[ChunkRecord]:
         """What of a record and its ancestors is to be stored, the last one first: nothing where the record is stored,
@@ -130,156 +140,96 @@ class Stores:
         """
         chain: list[ChunkRecord] = []
         link: ChunkRecord | None = record
-        if not self._stored_somewhere(record):
+        if not stored(record):
             while link is not None and not link.tiers[HOST].state:
                 chain.append(link)
                 link = link.parent
         elif self.residency.holes[HOST] or self.residency.holes[DISK]:
             while link is not None:
-                if not self._stored_somewhere(link):
+                if not stored(link):
                     chain.append(link)
                 link = link.parent
         return chain
 
-    @staticmethod
-    def _stored_somewhere(record: ChunkRecord) -> bool:
-        return bool(record.tiers[HOST].state or record.tiers[DISK].state)
-
-    def _store_short(self, hint: Node, end: int, tail: bytes) -> Result:
-        """The short record of a conversation's end: what lies past its last whole chunk."""
-        tree = self.tree
-        node = hint.at(end)
-        if not node.alive or end > node.end:
-            return Result.GONE
-        index = end // tree.chunk_pages
-        pages = tree.pages_between(node, index * tree.chunk_pages, end)
-        if tail and pages is not None:
-            held = [t.page for t in node.tails or () if t.edge.startswith(tail)] if end == node.end else []
-            pages = np.append(pages, np.int32(held[0])) if held else None
-        if pages is None or not len(pages):
-            return Result.GONE
-        parent = None
-        if index:
-            result = self.store_chunks(node, index - 1)
-            if result is not Result.STORED:
-                return result
-            parent = tree.record(node, index - 1)
-            if parent is None:
-                return Result.GONE
-        record = self._short_at(node, index, end, tail)
-        if record is None:
-            record = tree.attach(ChunkRecord(parent, index, end, tail, node, short=True))
-            node.shorts = [*(node.shorts or ()), record]
-        elif self._stored_somewhere(record):
-            return Result.STORED
-        record.busy += 1
-        result = self._store(record, pages)
-        record.busy -= 1
-        self.residency.idle(record)
-        return result
-
-    @staticmethod
-    def _short_at(node: Node, index: int, end: int, tail: bytes) -> ChunkRecord | None:
-        for record in node.shorts or ():
-            there = record.index == index and record.end == end and record.tail.startswith(tail)
-            if there and (record.tail == tail or Stores._stored_somewhere(record)):
-                return record
-        return None
+    def _pages(self, node: Node, record: ChunkRecord) -> PageIds | None:
+        """The device pages of a record on the path to ``node``, that of its tail included; None: not all are there."""
+        pages = self.tree.pages_between(node, record.index * self.tree.chunk_pages, record.end)
+        if not record.tail or pages is None:
+            return pages
+        tails = (node.tails or ()) if record.end == node.end else ()
+        held = [tail.page for tail in tails if tail.edge.startswith(record.tail)]
+        return np.append(pages, np.int32(held[0])) if held else None
 
     def _store(self, record: ChunkRecord, pages: PageIds | None) -> Result:
         """Offer one record's pages; its ancestors have been offered. To the host, else through staging to disk."""
-        core, residency = self.core, self.residency
-        on_disk = bool(record.tiers[DISK].state)
+        core, on_disk = self.core, bool(record.tiers[DISK].state)
         if record.tiers[HOST].state or (pages is None and on_disk):
             return Result.STORED
         if pages is None:
             return Result.GONE
         if core.pool.n_busy and core.pool.unready[pages].any():
             return Result.LATER
-        tokens = residency.tokens(record)
-        result = Result.FULL
-        if record.parent is None or record.parent.tiers[HOST].state:
-            result = self._to_host(record, pages, tokens)
-        if result is not Result.STORED and on_disk:
+        result = self._to_host(record, pages)
+        if result is Result.STORED or on_disk:
             return Result.STORED
-        if result is not Result.STORED and core.disk is not None:
-            spilled = self._spill(record, pages, tokens)
-            result = result if spilled is Result.FULL else spilled
-        return result
+        spilled = self._spill(record, pages) if core.disk is not None else Result.FULL
+        return result if spilled is Result.FULL else spilled
 
-    def _to_host(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
-        core, residency = self.core, self.residency
-        residency.claim_parent(record, HOST)
-        slot = self.writes.host_room(record)
-        if slot is not None:
-            plan = self._copy(record, pages, tokens, slot, staging=False)
-            if plan:
-                residency.begin(record, HOST, plan)
-                record.slot = slot
+    def _to_host(self, record: ChunkRecord, pages: PageIds) -> Result:
+        self.writes.waits = False
+        if self.writes.to_host(record):
+            if self._copy(record, HOST, pages, record.slot):
                 return Result.STORED
-            core.slots.free(slot)
-        residency.unclaim_parent(record, HOST)
-        return Result.REFUSED if slot is not None or self.writes.room.waits else Result.FULL
+            self.residency.drop(record, HOST)
+            return Result.REFUSED
+        return Result.REFUSED if self.writes.waits else Result.FULL
 
-    def _copy(self, record: ChunkRecord, pages: PageIds, tokens: int, slot: int, *, staging: bool) -> int:
-        """Start a copy from the device. Returns its plan's id; 0: refused."""
+    def _copy(self, record: ChunkRecord, tier: int, pages: PageIds, slot: int) -> bool:
+        """Start a copy from the device, to a place that is taken. False: refused."""
         core = self.core
-        plan = StorePlan(core.plan_id(), pages.tobytes(), tokens, slot, staging)
+        plan = StorePlan(core.plan_id(), pages.tobytes(), self.residency.tokens(record), slot, staging=tier == DISK)
         if not core.submit(Flight(plan, self._stored, record, pages)):
             self.lane_full = True
-            return 0
-        core.pool.hold(pages)
-        core.arena(staging).pin(slot)
-        record.busy += 1
-        return plan.id
+            return False
+        record.tiers[tier].plan = plan.id
+        return True
 
-    def _spill(self, record: ChunkRecord, pages: PageIds, tokens: int) -> Result:
+    def _spill(self, record: ChunkRecord, pages: PageIds) -> Result:
         """Through a staging buffer straight to disk: a chain may be longer than the host cache. Half of staging stays
         for reads.
         """
-        core, residency, parent = self.core, self.residency, record.parent
-        if self.writes.spilling >= max(1, core.staging.chunks // 2):
+        writes, staging, parent = self.writes, self.core.staging, record.parent
+        if writes.spilling >= max(1, staging.chunks // 2):
             return Result.REFUSED
-        if parent is not None and not parent.tiers[DISK].state and not self.writes.write(parent):
+        if parent is not None and not parent.tiers[DISK].state and not writes.write(parent):
             return Result.REFUSED if parent.tiers[HOST].state is State.WRITING else Result.FULL
-        if not self.writes.lane_room:  # the copy would be in vain
+        if not writes.lane_room:  # the copy would be in vain
             return Result.REFUSED
-        slot = core.staging.take(core.staging.units(tokens))
+        slot = staging.take(staging.units(self.residency.tokens(record)))
         if slot is None:
             return Result.REFUSED
-        if self.writes.reserve(record):
-            plan = self._copy(record, pages, tokens, slot, staging=True)
-            if plan:
-                record.tiers[DISK].plan = plan
-                self.writes.spilling += 1
-                return Result.STORED
-            residency.unreserve(record)
-            core.staging.free(slot)
-            return Result.REFUSED
-        core.staging.free(slot)
-        return Result.FULL
+        result = Result.FULL
+        if writes.reserve(record):
+            if self._copy(record, DISK, pages, slot):
+                writes.spilling += 1
+                result = Result.STORED
+            else:
+                self.residency.drop(record, DISK)
+                result = Result.REFUSED
+        staging.free(slot)  # once the copies that use it have ended
+        return result
 
     def _stored(self, flight: Flight, done: Done) -> None:
         plan, record, core = flight.plan, flight.record, self.core
-        assert isinstance(plan, StorePlan) and record is not None and flight.pages is not None
+        assert isinstance(plan, StorePlan) and record is not None
         ok = done.outcome is Outcome.OK
-        core.pool.unhold(flight.pages)
-        if ok:
-            core.counters.stores += 1
-            core.counters.stored_bytes += plan.tokens * core.layout.token_bytes
-            core.counters.store_s += done.seconds
-        else:
-            core.counters.store_refused += 1
-        if plan.staging:
-            self.writes.spilling -= 1
-            core.staging.unpin(plan.slot)
-            wanted = record.tiers[DISK].plan == plan.id  # not dropped meanwhile
-            if wanted and not ok:
-                self.residency.unreserve(record)
-            if not (wanted and ok and self.writes.submit(record, plan.slot, staging=True)):
-                core.staging.free(plan.slot)
-        else:
-            core.slots.unpin(plan.slot)
+        core.counters.store_refused += not ok
+        if not plan.staging:
             self.residency.end(record, HOST, plan.id, ok)
-        record.busy -= 1
-        self.residency.idle(record)
+            return
+        self.writes.spilling -= 1
+        wanted = record.tiers[DISK].plan == plan.id  # not dropped meanwhile
+        if wanted and not ok:
+            self.residency.unreserve(record)
+        elif wanted:
+            self.writes.submit(record, plan.slot, staging=True)

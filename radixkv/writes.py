@@ -1,17 +1,18 @@
-"""Host to disk: what is written there, ahead of need or because its place in the host is wanted."""
+"""Host to disk: what is written there, ahead of need or because its place in the host is wanted; and who gives way to
+whom in both tiers. Never hotter leaves for colder ones, or two records would push each other out for ever.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from radixkv.core import Flight
 from radixkv.keys import chunk_key
 from radixkv.node import DISK, HOST, ChunkRecord, Root, State
 from radixkv.plan import Done, NamePlan, Outcome, WritePlan
 from radixkv.residency import Residency
-from radixkv.room import Room
 from radixkv.slots import QUARTERS
-from radixkv.types import HostSlot
 
 
 def reused(record: ChunkRecord) -> bool:
@@ -20,34 +21,39 @@ def reused(record: ChunkRecord) -> bool:
 
 
 class Writes:
-    """Writes of chunks, and room in the host at the cost of chunks that must be written first. Never waits: what finds
-    no room is refused.
+    """Writes of chunks, and room in the outer tiers, in the host also at the cost of chunks that must be written first.
+    Never waits: what finds no room is refused.
     """
 
     def __init__(self, residency: Residency) -> None:
         self.residency = residency
         self.core = residency.core
         self.tree = residency.tree
-        self.room = Room(residency)
         self.dirty: deque[ChunkRecord] = deque()  # readable in the host, not yet offered to disk, oldest first
         self.spilling = 0  # copies from the device to staging under way: each is followed by a write
         self.flushing = 0  # flushes under way: until they end no host chunk without a disk copy is given up
+        self.waits = False  # the last search passed over a leaf only because of what uses it, or writes it down
         residency.on_ready.append(self._came)
 
-    def host_room(self, wanted: ChunkRecord) -> HostSlot | None:
-        """A host slot for ``wanted``, if need be at the cost of colder leaves."""
-        slots = self.core.slots
-        units = slots.units(self.residency.tokens(wanted))
-        while slots.chunks:
-            slot = slots.take(units)
-            if slot is not None:
-                return slot
-            victim = self.room.victim(HOST, wanted, self._still_needed)
+    # room
+
+    def to_host(self, record: ChunkRecord) -> bool:
+        """A place in the host tier for a record that can be there, if need be at the cost of colder leaves."""
+        residency, slots = self.residency, self.core.slots
+        if record.tiers[HOST].state or (record.parent is not None and not record.parent.tiers[HOST].state):
+            return False
+        units = slots.units(residency.tokens(record))
+        residency.claim_parent(record, HOST)
+        while (slot := slots.take(units)) is None:
+            victim = self._victim(HOST, record, self._still_needed) if slots.chunks else None
             if victim is None:
-                return None
+                residency.claim_parent(record, HOST, -1)
+                return False
             self.core.counters.host_evicted += 1
-            self.residency.drop(victim, HOST)
-        return None
+            residency.drop(victim, HOST)
+        record.slot = slot
+        residency.enter(record, HOST)
+        return True
 
     def _still_needed(self, record: ChunkRecord) -> bool:
         """A victim that disk does not have is written first, and gives way later; where the write is refused it goes,
@@ -59,6 +65,71 @@ class Writes:
         started = self.write(record)
         record.busy -= 1
         return started or self.flushing > 0
+
+    def _on_disk(self, record: ChunkRecord, need: int) -> bool:
+        """Make ``need`` bytes for ``record`` fit under the disk tier's budget; strays go before any record."""
+        stored, disk = self.residency.stored, self.core.disk
+        assert disk is not None
+        if need > disk.capacity_bytes:
+            return False
+        while stored.used_bytes + need > disk.capacity_bytes:
+            deleted = stored.delete_stray()
+            if deleted is None:
+                victim = self._victim(DISK, record)
+                if victim is None:
+                    return False
+                self.core.counters.disk_evicted += 1
+                self.residency.drop(victim, DISK)
+            elif not deleted:
+                return False
+        return True
+
+    def _victim(
+        self, tier: int, wanted: ChunkRecord, stays: Callable[[ChunkRecord], bool] = lambda record: False
+    ) -> ChunkRecord | None:
+        """The leaf of the tier to give up for ``wanted``: one behind a hole, else the coldest that is no hotter. Leaves
+        in use, and those that ``stays`` says are to stay, are passed over.
+        """
+        self.waits = False
+        found = self._far_side(tier)
+        if found is not None:
+            return found
+        residency, kept = self.residency, []
+        while (record := self._pop(tier, wanted)) is not None and (residency.in_use(record, tier) or stays(record)):
+            kept.append(record)
+        for other in kept:
+            residency.offer(other, tier)
+        self.waits = bool(kept) and record is None
+        return record
+
+    def _pop(self, tier: int, wanted: ChunkRecord) -> ChunkRecord | None:
+        """The coldest leaf of the tier, if ``wanted`` is no colder."""
+        rank, use = self.core.policy.rank, self.tree.record_use
+        while (record := self.residency.victims[tier].pop()) is not None:
+            residence = record.tiers[tier]
+            residence.queued = False
+            if residence.state is State.READY and not residence.children:
+                if rank(use(record)) <= rank(use(wanted)):
+                    return record
+                self.residency.offer(record, tier)
+                return None
+        return None
+
+    def _far_side(self, tier: int) -> ChunkRecord | None:
+        """A leaf behind a hole of the tier."""
+        residency = self.residency
+        for hole in list(residency.holes[tier]):
+            if hole.tiers[tier].state or not hole.tiers[tier].children:
+                del residency.holes[tier][hole]
+                continue
+            for record in residency.records_below(hole.node.at(hole.end)):
+                residence = record.tiers[tier]
+                behind = record.index > hole.index and residence.state is State.READY and not residence.children
+                if behind and not residency.in_use(record, tier):
+                    return record
+        return None
+
+    # writes
 
     def _came(self, record: ChunkRecord, tier: int) -> None:
         if tier == HOST and self.core.disk is not None and not record.tiers[DISK].state:
@@ -110,33 +181,34 @@ class Writes:
 
     def reserve(self, record: ChunkRecord) -> bool:
         """Room, and a place below its parent, for a record that is to be written. False: refused and counted."""
-        core, residency, stored = self.core, self.residency, self.residency.stored
-        assert core.disk is not None
         if self.unwanted(record):
             return False
-        if not self.lane_room:  # before anything gives way to it
-            core.counters.write_refused += 1
-            return False
+        if self.lane_room and self._reserve(record):  # room in the lane before anything gives way to it
+            return True
+        self.core.counters.write_refused += 1
+        return False
+
+    def _reserve(self, record: ChunkRecord) -> bool:
+        core, residency = self.core, self.residency
+        assert core.disk is not None
         if record.key is None:
             parent, data = self.tree.storage_parent(record), self.tree.record_tokens(record)
             record.key = chunk_key(parent, *core.media.stored(data))
-        if record.key in stored.keys:
-            core.counters.write_refused += 1
+        if record.key in residency.stored.keys:
             record.refused_at = self.tree.record_use(record)
             return False
         raw = residency.tokens(record) * core.layout.token_bytes
         need = core.disk.footprint(raw)
         residency.claim_parent(record, DISK)
         record.busy += 1
-        room = self.room.on_disk(need, record)
+        room = self._on_disk(record, need)
         record.busy -= 1
         if not room:
-            core.counters.write_refused += 1
-            residency.unclaim_parent(record, DISK)
+            residency.claim_parent(record, DISK, -1)
             return False
-        stored.put(record.key, need, raw)
+        residency.stored.put(record.key, need, raw)
         record.disk_bytes = need
-        residency.begin(record, DISK, 0)
+        residency.enter(record, DISK)
         return True
 
     def submit(self, record: ChunkRecord, slot: int, *, staging: bool) -> bool:
@@ -154,40 +226,26 @@ class Writes:
             return False
         self.residency.stored.replaced(record.key)
         record.tiers[DISK].plan = plan.id
-        record.busy += 1
-        core.arena(staging).pin(slot)
         return True
 
     def _name(self, root: Root) -> bool:
         parts = root.namespace.parts() if root.namespace is not None else {}
         plan = NamePlan(self.core.plan_id(), root.key, (*parts.items(), *self.core.storage))
-        return self.core.submit(Flight(plan, self._named))
 
-    def _named(self, flight: Flight, done: Done) -> None:
-        if done.outcome is not Outcome.OK and isinstance(flight.plan, NamePlan):
-            for root in self.tree.all_roots():
-                if root.key == flight.plan.root:
-                    root.named = False  # said again with the next write
+        def named(flight: Flight, done: Done) -> None:
+            root.named = done.outcome is Outcome.OK  # else it is said again with the next write
+
+        return self.core.submit(Flight(plan, named))
 
     def _written(self, flight: Flight, done: Done) -> None:
-        record, plan, counters = flight.record, flight.plan, self.core.counters
+        record, plan = flight.record, flight.plan
         assert record is not None and isinstance(plan, WritePlan)
-        record.busy -= 1
-        slots = self.core.arena(plan.staging)
-        slots.unpin(plan.slot)
-        if plan.staging:
-            slots.free(plan.slot)
         ok = done.outcome is Outcome.OK
-        if ok:
-            counters.writes += 1
-            counters.written_bytes += done.stored_bytes
-            counters.write_s += done.seconds
-        else:
-            counters.write_refused += 1
+        if not ok:
+            self.core.counters.write_refused += 1
             if done.outcome is Outcome.REFUSED:
                 record.refused_at = self.tree.record_use(record)
-        if ok and record.tiers[DISK].plan == plan.id:
+        elif record.tiers[DISK].plan == plan.id:
             self.residency.stored.used_bytes += done.stored_bytes - record.disk_bytes
             record.disk_bytes = done.stored_bytes
         self.residency.end(record, DISK, plan.id, ok)
-        self.residency.idle(record)

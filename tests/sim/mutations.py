@@ -26,6 +26,10 @@ def _one(name: str, file: str, old: str, new: str) -> Mutation:
     return Mutation(name, f"radixkv/{file}", ((old, new),))
 
 
+PIN = "        if isinstance(plan, COPIES){}:\n            self.arena(plan.staging).{}pin"
+ENTER = "        residency.enter(record, HOST)\n"
+NO_LOADS, NO_STAGING = " and not isinstance(plan, LoadPlan)", " and not plan.staging"
+
 MUTATIONS = (
     _one(
         "a page is reused under a copy",
@@ -53,14 +57,14 @@ MUTATIONS = (
     _one(
         "a damaged chunk is delivered",
         "loads.py",
-        "read, ok = record.read, done.outcome is Outcome.OK",
-        "read, ok = record.read, done.outcome is not Outcome.ERROR",
+        "        ok = done.outcome is Outcome.OK\n",
+        "        ok = done.outcome is not Outcome.ERROR\n",
     ),
     _one(
         "a failed load counts as done",
         "loads.py",
-        "        if done.outcome is not Outcome.OK:\n",
-        "        if False:\n",
+        "        if done.outcome is Outcome.OK:\n",
+        "        if True:\n",
     ),
     _one(
         "movers ignore the fence of a commit",
@@ -70,13 +74,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a host slot is not pinned while it is loaded from",
-        "radixkv/loads.py",
+        "radixkv/core.py",
         (
-            (
-                "        core.arena(staging).pin(slot)\n        record.busy += 1\n",
-                "        record.busy += 1\n",
-            ),
-            ("        self.core.arena(plan.staging).unpin(plan.slot)\n", ""),
+            (PIN.format("", ""), PIN.format(NO_LOADS, "")),
+            (PIN.format("", "un"), PIN.format(NO_LOADS, "un")),
         ),
     ),
     _one(
@@ -91,11 +92,17 @@ MUTATIONS = (
         "pool.fill.item(self._table.item(entry)) > offset",
         "pool.ref.item(self._table.item(entry)) > 1",
     ),
-    _one(
+    Mutation(
         "room for a child is made by evicting its parent",
-        "stores.py",
-        "        residency.claim_parent(record, HOST)\n        slot = self.writes.host_room(record)\n",
-        "        slot = self.writes.host_room(record)\n        residency.claim_parent(record, HOST)\n",
+        "radixkv/writes.py",
+        (
+            ("        residency.claim_parent(record, HOST)\n", ""),
+            ("                residency.claim_parent(record, HOST, -1)\n", ""),
+            (
+                "        record.slot = slot\n",
+                "        residency.claim_parent(record, HOST)\n        record.slot = slot\n",
+            ),
+        ),
     ),
     _one(
         "a split leaves pins below the cut",
@@ -122,14 +129,13 @@ MUTATIONS = (
         "        if residence.plan != plan:\n",
         "        if not residence.plan:\n",
     ),
-    _one(
-        "a staging buffer is free before it is written",
-        "stores.py",
-        "            if not (wanted and ok and self.writes.submit(record, plan.slot, staging=True)):\n"
-        "                core.staging.free(plan.slot)\n",
-        "            if wanted and ok:\n"
-        "                self.writes.submit(record, plan.slot, staging=True)\n"
-        "            core.staging.free(plan.slot)\n",
+    Mutation(
+        "a staging buffer is free under its copies",
+        "radixkv/core.py",
+        (
+            (PIN.format("", ""), PIN.format(NO_STAGING, "")),
+            (PIN.format("", "un"), PIN.format(NO_STAGING, "un")),
+        ),
     ),
     _one("a host slot is free under its copies", "slots.py", "        if slot in self._pins:\n", "        if False:\n"),
     _one(
@@ -185,9 +191,9 @@ MUTATIONS = (
     ),
     _one(
         "loaded pages may be read before the load ends",
-        "loads.py",
-        "core.pool.hold(pages, write=True, load=True)",
-        "core.pool.hold(pages, write=True)",
+        "core.py",
+        "self.pool.hold(flight.pages, write=load, load=load)",
+        "self.pool.hold(flight.pages, write=load)",
     ),
     _one(
         "cached tokens that are not loaded count as there",
@@ -208,7 +214,6 @@ MUTATIONS = (
         "        self.deleting.pop(key, None)\n        self.condemned",
         "        self.condemned",
     ),
-    _one("a hotter record gives way", "room.py", "if rank(use(record)) <= rank(use(wanted)):", "if True:"),
     _one(
         "victims in line go before colder ones in the heap",
         "policy.py",
