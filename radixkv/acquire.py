@@ -23,46 +23,47 @@ from radixkv.types import INT32, Tokens
 def acquire(
     plane: Plane,
     namespace: Namespace,
-    key: bytes,
+    prompt: Tokens,
     reserve: int,
     purpose: Purpose = REQUEST,
     said: Said | None = None,
-    unchecked: Tokens | None = None,
+    *,
+    checked: bool = True,
 ) -> Lease:
-    """A lease on the prompt with token bytes ``key``; ``reserve`` tokens beyond it have pages set aside. unchecked: the
-    prompt where its signs have not been looked at. Raises OutOfPages or InvalidTokens, taking nothing.
+    """A lease on ``prompt``, as it is matched; ``reserve`` tokens beyond it have pages set aside. checked: whether its
+    signs have been looked at. Raises OutOfPages or InvalidTokens, taking nothing.
     """
     core, tree, size = plane.core, plane.tree, plane.tree.page_tokens
     plane.drain()
     root = tree.peek(namespace, core.storage)
-    if unchecked is not None and (root is None or core.media.names):
-        check_signs(unchecked)
-        unchecked = None
+    if not checked and (root is None or core.media.names):
+        check_signs(prompt)
+        checked = True
     if root is None or root.namespace is None:
         root = tree.root(namespace, core.storage)
-    known = key if said is None or said.limit is None else key[: 4 * said.limit]
+    known = prompt if said is None or said.limit is None else prompt[: said.limit]
     found = find(tree, root, known, core.config.policy.min_partial_tokens)
-    tokens, matched = len(key) >> 2, found.pages * size
-    if unchecked is not None and matched < tokens:
-        check_signs(unchecked, matched, key)
+    tokens, matched = len(prompt), found.pages * size
+    if not checked and matched < tokens:
+        check_signs(prompt, matched)
     device = covered = found.device_pages * size + found.partial_tokens
     parts: list[Part] = []
     left: list[Part] = []
     decision: Decision | None = None
-    if tree.n_records and covered < len(known) >> 2:
+    if tree.n_records and covered < len(known):
         parts, covered = cover(plane.residency, root, found, known, covered)
         if parts and purpose is not MOVE:
-            decision, covered = _weigh(plane, found, parts, covered, len(key) >> 2)
+            decision, covered = _weigh(plane, found, parts, covered, tokens)
             parts, left = parts[: decision.parts], parts[decision.parts :]
         if parts:
             found.partial, found.partial_tokens = None, 0
             device = found.device_pages * size
     cached = covered if covered < tokens else usable(tokens, covered, purpose)
     node, depth, ids = _take_path(plane, root, found)
-    base = cached - cached % size
+    base = min(found.device_pages, cached // size) * size
     lease = Lease(
-        plane, root, namespace, key, said, node, depth, np.frombuffer(ids, INT32), len(ids) >> 2, device, covered,
-        covered, cached, cached, cached, base, key[4 * base : 4 * cached],
+        plane, root, namespace, tokens, said, node, depth, np.frombuffer(ids, INT32), len(ids) >> 2, device, covered,
+        covered, cached, cached, cached, base, prompt[base:].tobytes(),
     )  # fmt: skip
     plane.opened(lease, root)
     if decision is not None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from radixkv import flush as flushing
 from radixkv import report
 from radixkv.acquire import acquire
@@ -31,7 +33,7 @@ from radixkv.protocols import Device, Mover
 from radixkv.report import NamespaceStats, Undeleted
 from radixkv.restore import Restore
 from radixkv.stats import Stats
-from radixkv.types import Tokens
+from radixkv.types import INT32, Tokens
 
 log = logging.getLogger("radixkv")
 
@@ -96,7 +98,7 @@ class Cache:
         if type(namespace) is not Namespace:
             self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
-        limit = n = len(prompt)
+        n = len(prompt)
         plane = self._plane
         core, tree = plane.core, plane.tree
         size = tree.page_tokens
@@ -107,23 +109,17 @@ class Cache:
                 check_signs(prompt)
                 checked = True
             root = tree.peek(namespace, core.storage)
-            if media:
-                key, limit = core.media.key(prompt, media)
-                key = key[: 4 * limit]
-            else:
-                key = prompt[:size].tobytes()  # what leaves the tree in its first page is not looked at further
-            if root is None or not limit or not begins(tree, root, key):
+            known = self._known(prompt, media) if media else prompt
+            if root is None or not len(known) or not begins(tree, root, known[:size].tobytes()):
                 if not checked:
                     check_signs(prompt)
                 return NOTHING
-            if not media and root.children and key in root.children:
-                key = prompt.tobytes()
-            found = find(tree, root, key, core.config.policy.min_partial_tokens)
+            found = find(tree, root, known, core.config.policy.min_partial_tokens)
             if not checked and found.pages * size < n:
                 check_signs(prompt, found.pages * size)
             device = host = covered = found.device_tokens(size)
-            if tree.n_records and device < limit:
-                parts, covered = cover(plane.residency, root, found, key, device)
+            if tree.n_records and device < len(known):
+                parts, covered = cover(plane.residency, root, found, known, device)
                 host = host_tokens(parts, found, size, device, covered)
         return Match(device, host, covered, covered, covered if covered < n else n - 1)
 
@@ -154,13 +150,12 @@ class Cache:
             if plane.closed:
                 self._check_open()
             if not media:
-                unchecked = None if checked else prompt
-                return acquire(plane, namespace, prompt.tobytes(), reserve_tokens, purpose, unchecked=unchecked)
+                return acquire(plane, namespace, prompt, reserve_tokens, purpose, checked=checked)
             if not checked:
                 check_signs(prompt)
-            key, limit = self._plane.core.media.key(prompt, media)
+            key, limit = plane.core.media.key(prompt, media)
             said = Said(prompt.tobytes(), limit if limit < len(prompt) else None)
-            return acquire(self._plane, namespace, key, reserve_tokens, purpose, said)
+            return acquire(plane, namespace, np.frombuffer(key, INT32), reserve_tokens, purpose, said)
 
     def evict(self, pages: int) -> int:
         """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all
@@ -193,12 +188,12 @@ class Cache:
             self._check_open()
             plane = self._plane
             plane.drain()
-            key = self._known_key(prompt, media)
+            known = self._known(prompt, media)
             root = plane.tree.peek(namespace, plane.core.storage)
             if root is None:
                 return 0
             before = plane.core.copies
-            found = find(plane.tree, root, key)
+            found = find(plane.tree, root, known)
             if found.path:
                 last = found.path[-1]
                 plane.stores.add(last, found.pages, None)
@@ -226,7 +221,7 @@ class Cache:
         prompt = as_tokens(tokens)
         with self._lock:
             self._check_open()
-            return prefetch(self._plane, namespace, self._known_key(prompt, media), to)
+            return prefetch(self._plane, namespace, self._known(prompt, media), to)
 
     def promote(self, namespace: Namespace, tokens: Any, media: Sequence[Span] = ()) -> int:
         """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. media: as for
@@ -371,10 +366,10 @@ class Cache:
             self._plane.drain()
             return report.undeleted(self._plane, keys)
 
-    def _known_key(self, prompt: Tokens, media: Sequence[Span]) -> bytes:
-        """Match-key bytes of a prompt, up to a span of unknown content."""
+    def _known(self, prompt: Tokens, media: Sequence[Span]) -> Tokens:
+        """A prompt as it is matched, up to a span of unknown content."""
         key, limit = self._plane.core.media.key(prompt, media)
-        return key if limit == len(prompt) else key[: 4 * limit]
+        return np.frombuffer(key, INT32)[:limit]
 
     @property
     def _lock(self) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from radixkv.match import Found
 from radixkv.node import HOST, ChunkRecord, Node, Root, State, common_tokens
 from radixkv.residency import Residency
+from radixkv.types import Tokens
 
 BRANCHES = 16
 """Nodes of other branches looked at for a record that holds the shared head of a chunk."""
@@ -44,7 +45,7 @@ class _Best:
             self.covered, self.record = covered, record
 
 
-def cover(residency: Residency, root: Root, found: Found, key: bytes, have: int) -> tuple[list[Part], int]:
+def cover(residency: Residency, root: Root, found: Found, tokens: Tokens, have: int) -> tuple[list[Part], int]:
     """Parts to load beyond the device's ``have`` tokens, in order, and the tokens covered with them (at least
     ``have``).
     """
@@ -62,8 +63,8 @@ def cover(residency: Residency, root: Root, found: Found, key: bytes, have: int)
             index += 1
     covered = max(have, page * tree.page_tokens)
     best = _Best(residency, index, covered)
-    _offer_path(best, root, found, key)
-    _offer_branches(best, root, found, key)
+    _offer_path(best, root, found, tokens)
+    _offer_branches(best, root, found, tokens)
     if best.record is not None:
         end = -(-best.covered // tree.page_tokens)
         parts.append(Part(best.record, page - index * tree.chunk_pages, end - page))
@@ -71,7 +72,7 @@ def cover(residency: Residency, root: Root, found: Found, key: bytes, have: int)
     return parts, covered
 
 
-def _offer_path(best: _Best, root: Root, found: Found, key: bytes) -> None:
+def _offer_path(best: _Best, root: Root, found: Found, tokens: Tokens) -> None:
     """Records of the chunk on the path itself: short ones, and whole ones whose end lies past the match."""
     tree = best.residency.tree
     limit = found.pages * tree.page_tokens + found.extra
@@ -83,9 +84,8 @@ def _offer_path(best: _Best, root: Root, found: Found, key: bytes) -> None:
             if record.index != best.index:
                 continue
             if record.end <= found.pages:
-                at = record.end * tree.page_bytes
-                same = common_tokens(record.tail, 0, key, at, min(len(record.tail), len(key) - at))
-                best.offer(record, record.end * tree.page_tokens + same)
+                at = record.end * tree.page_tokens
+                best.offer(record, at + common_tokens(record.tail, 0, tokens[at:]))
             elif node is last:
                 best.offer(record, limit)
         if node is last and found.within >= 0:
@@ -94,28 +94,29 @@ def _offer_path(best: _Best, root: Root, found: Found, key: bytes) -> None:
                     best.offer(record, limit)
 
 
-def _offer_branches(best: _Best, root: Root, found: Found, key: bytes) -> None:
+def _offer_branches(best: _Best, root: Root, found: Found, tokens: Tokens) -> None:
     """Other branches' records hold the shared head of the chunk too."""
     tree = best.residency.tree
     last = found.path[-1] if found.path else root
     limit = found.pages * tree.page_tokens + found.extra
-    at = found.pages * tree.page_bytes
+    at = found.pages * tree.page_tokens
+    page = tokens[at : at + tree.page_tokens]
 
     def shared(child: Node) -> int:
         if found.within >= 0:
             return limit
-        return limit + common_tokens(child.edge, 0, key, at, min(tree.page_bytes, len(key) - at))
+        return limit + common_tokens(child.edge, 0, page)
 
     todo = [(child, shared(child)) for child in tree.newest_children(last)]
     for _ in range(BRANCHES):
         if not todo:
             return
-        node, tokens = todo.pop(0)
-        if node.start >= (best.index + 1) * tree.chunk_pages or tokens <= best.covered:
+        node, covered = todo.pop(0)
+        if node.start >= (best.index + 1) * tree.chunk_pages or covered <= best.covered:
             continue
         for record in (*(node.records or ())[:1], *(node.shorts or ())):
-            best.offer(record, tokens)
-        todo += [(child, tokens) for child in tree.newest_children(node)]
+            best.offer(record, covered)
+        todo += [(child, covered) for child in tree.newest_children(node)]
 
 
 def host_tokens(parts: list[Part], found: Found, page_tokens: int, have: int, covered: int) -> int:

@@ -75,6 +75,9 @@ def _cut(tree: PrefixTree, node: Node, want: int) -> bytes:
             low += int(busy[-1]) + 1
             if low >= resident:
                 return b""
+    if want < tree.grow_pages < resident >> 2:  # a few pages of a long edge, all of which would be copied each time
+        tree.split(node, resident - tree.grow_pages)
+        low -= resident - tree.grow_pages
     ids = node.pages[4 * low :]
     node.pages = node.pages[: 4 * low]
     if node.pages:

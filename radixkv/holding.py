@@ -80,7 +80,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
     _plane: Plane
     _root: Root
     namespace: Namespace
-    _key: bytes  # the prompt's tokens, as they are matched
+    prompt_tokens: int
     _said: Said | None
     _node: Node
     _depth: int
@@ -93,7 +93,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
     length: int
     committed: int
     _base: int
-    _tokens: bytes  # of the tokens from _base to committed
+    _tokens: bytes  # of the tokens from _base on, as they are matched: to the prompt's end, or to committed past it
     _spare: PageIndex = NO_SPARE
     _duplicates: tuple[PageIds, ...] = ()
     _load: Arriving | None = None  # until it has settled
@@ -101,11 +101,6 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
     decision: Decision | None = None  # what of the outer tiers was worth loading; None: they had nothing
     closed: bool = False
     failed: bool = False  # a page it reads never came
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self._key) >> 2
 
     @property
     def root(self) -> Root:
@@ -178,11 +173,9 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         tree, pool = plane.tree, plane.pool
         start = 4 * (depth * tree.page_tokens - self._base)
         stop = 4 * (upto * tree.page_tokens - self._base)
-        own = self._table[depth:upto].astype(np.intp)
-        node, kept = tree.insert(self._node, depth, self._tokens[start:stop], own)
-        if kept is None or kept is own:
-            pool.hand_over(own)
-        else:
+        own = self._table[depth:upto]
+        node, kept = tree.insert(self._node, depth, self._tokens[start:stop], own, handed=True)
+        if kept is not None and kept is not own:
             theirs = own != kept
             pool.release(own[~theirs])
             if swap:
@@ -191,19 +184,14 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
             elif theirs.any():
                 self._duplicates += (self._table[depth:upto][theirs],)
                 plane.core.counters.duplicate_pages += int(theirs.sum())
-        node.pin(upto)
-        tree.unpin(self._node, depth)
+        tree.move_pin(self._node, depth, node, upto)
         self._node, self._depth = node, upto
-        self._tokens = self._tokens[stop:]
-        self._base = upto * tree.page_tokens
-        if upto // tree.chunk_pages > depth // tree.chunk_pages:
+        if plane.stores.active and upto // tree.chunk_pages > depth // tree.chunk_pages:
             plane.stores.add(node, upto, None)
 
     def _move_pin(self, depth: int) -> None:
-        here = self._node.at(self._depth)
-        target = here.at(depth)
-        target.pin(depth)
-        self._plane.tree.unpin(here, self._depth)
+        target = self._node.at(depth)
+        self._plane.tree.move_pin(self._node, self._depth, target, depth)
         self._node, self._depth = target, depth
 
     def spoil(self, bad: npt.NDArray[np.bool_]) -> None:

@@ -17,8 +17,8 @@ from radixkv.errors import ConfigError, InvalidTokens
 from radixkv.types import INT32, ChunkKey, Tokens
 
 MAX_TOKEN = 2**31 - 1
-SHORT_BYTES = 2048
-"""Up to here the signs are seen faster in bytes than in an array."""
+SHORT = 512
+"""Tokens up to which the signs are seen faster in bytes than in an array."""
 MAX_TOKENS = 1 << 24
 """Tokens of one call at most: far above any context length, far below what would hurt."""
 
@@ -117,16 +117,17 @@ def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
     A match checks them for nothing: what equals tokens of the tree is as good as they are; the rest is for
     ``check_signs``. Raises InvalidTokens as ``as_tokens`` does, but for that.
     """
-    if type(tokens) is np.ndarray and tokens.dtype is INT32 and tokens.ndim == 1 and len(tokens) <= MAX_TOKENS:
+    plain = type(tokens) is np.ndarray and tokens.dtype is INT32 and tokens.strides == (4,)
+    if plain and len(tokens) <= MAX_TOKENS:
         return tokens, False
     return as_tokens(tokens), True
 
 
-def check_signs(tokens: Tokens, first: int = 0, data: bytes = b"") -> None:
-    """Raise InvalidTokens for the first negative token from position ``first`` on. data: their bytes, if known."""
-    if data and len(data) - 4 * first <= SHORT_BYTES and data[4 * first + 3 :: 4].isascii():
-        return  # no sign among the highest bytes
+def check_signs(tokens: Tokens, first: int = 0) -> None:
+    """Raise InvalidTokens for the first negative token from position ``first`` on."""
     rest = tokens[first:] if first else tokens
+    if len(rest) <= SHORT and rest.tobytes()[3::4].isascii():
+        return  # no sign among the highest bytes
     if len(rest) and rest.item(rest.argmin()) < 0:  # half the time of a reduction
         at = first + int((rest < 0).argmax())
         raise InvalidTokens(f"token {int(tokens[at])} at position {at} is outside [0, {MAX_TOKEN}]")

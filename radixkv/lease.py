@@ -12,10 +12,11 @@ from radixkv.coverage import Part
 from radixkv.cut import cut
 from radixkv.errors import InvalidTokens, LeaseClosed, LeaseNotSettled, RadixKVError
 from radixkv.holding import NO_PAGES, NO_SPARE, Hit, Holding
-from radixkv.keys import check_signs, plain_tokens
+from radixkv.keys import SHORT, check_signs, plain_tokens
+from radixkv.node import common_tokens
 from radixkv.plane import EAGER_STORES
 from radixkv.protocols import Fence
-from radixkv.types import INT64, Slots
+from radixkv.types import INT32, INT64, Slots, Tokens
 
 WAIT_S = 0.02
 """Longest sleep of ``wait`` between looks: another thread may have applied the completion it waits for."""
@@ -131,7 +132,8 @@ class Lease(Holding):
         ValueError for a negative n.
         """
         with self._plane.lock:
-            self._check_open()
+            if self.closed or self.failed or self._load is not None:
+                self._check_open()
             if type(n) is not int or n < 0:
                 raise ValueError(f"append needs a count of at least 0, not {n!r}")
             pool, size = self._plane.pool, self._plane.tree.page_tokens
@@ -212,32 +214,40 @@ class Lease(Holding):
         array, checked = plain_tokens(tokens)
         plane = self._plane
         with plane.lock:
-            self._check_open()
+            if self.closed or self.failed or self._load is not None:
+                self._check_open()
             if fence is not None and fence.done():  # asked before anything changes: it may be no fence at all
                 fence = None
             first = self.committed
             last = first + len(array)
-            data = array.tobytes()
-            if not checked and 4 * last > len(self._key) and (len(data) != 4 or data[3] > 127):
-                # What equals the prompt is as good as that, and one token is seen at a glance.
-                check_signs(array, max(0, (len(self._key) >> 2) - first), data)
+            said: bytes | Tokens = array  # the prompt's part of them, which is as good as the prompt is
+            inside, data = self.prompt_tokens - first, b""
+            if inside < len(array):
+                data = array.tobytes()
+                if inside > 0:
+                    said, data = data[: 4 * inside], data[4 * inside :]
+                if not checked and (len(data) > 4 * SHORT or not data[3::4].isascii()):
+                    check_signs(array, max(0, inside))
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
-            if 4 * first < len(self._key) or self._said is not None:
-                data = self._check_prompt(data, first)
+            if inside > 0:
+                self._check_prompt(said, first)
             plane.drain()
             if self.failed:
                 self._check_open()
             if last == first:
                 return
             size = plane.tree.page_tokens
-            self._tokens = self._tokens + data if self._tokens else data
+            self._tokens += data
             self.committed = last
             if fence is not None:
                 plane.core.add_fence(fence, self._table[first // size : -(-last // size)].copy())
-            known = self._known(last) // size
+            known = (last if self._said is None else self._known(last)) // size
             if known > self._depth:
                 self._publish(known)
+                done = 4 * (known * size - self._base)
+                if 2 * done >= len(self._tokens):
+                    self._tokens, self._base = self._tokens[done:], known * size
 
     def publish_again(self) -> None:
         """See ``withdraw.Holder``."""
@@ -250,19 +260,15 @@ class Lease(Holding):
         said = self._said
         return end if said is None or said.limit is None else min(end, said.limit)
 
-    def _check_prompt(self, data: bytes, first: int) -> bytes:
-        """Match-key bytes of committed tokens, which below the prompt's end must be the prompt's."""
-        said = self._key if self._said is None else self._said.tokens
-        if self._said is None and said.startswith(data, 4 * first):
-            return data
-        prompt = said[4 * first : 4 * first + len(data)]
-        if prompt and not data.startswith(prompt):
-            a, b = np.frombuffer(data, np.int32, len(prompt) >> 2), np.frombuffer(prompt, np.int32)
-            at = int((a != b).argmax())
-            raise InvalidTokens(f"token {int(a[at])} at position {first + at} is not the prompt's {int(b[at])}")
-        if self._said is None:
-            return data
-        return self._key[4 * first : 4 * first + len(prompt)] + data[len(prompt) :]
+    def _check_prompt(self, tokens: bytes | Tokens, first: int) -> None:
+        """Committed tokens below the prompt's end must be the prompt's."""
+        said, start = (self._tokens, self._base) if self._said is None else (self._said.tokens, 0)
+        off = 4 * (first - start)
+        if not said.startswith(tokens, off):  # type: ignore[arg-type]  # see common_tokens
+            array = np.frombuffer(tokens, INT32)
+            at = common_tokens(said, off, array)
+            wanted = np.frombuffer(said, INT32, 1, off + 4 * at).item()
+            raise InvalidTokens(f"token {array[at]} at position {first + at} is not the prompt's {wanted}")
 
     def fork(self) -> Lease:
         """Another lease on the same tokens; pages are shared until one of the two writes. Raises LeaseNotSettled,
@@ -314,7 +320,8 @@ class Lease(Holding):
             self._end(end, fence)
         self._give_back()
         if end < self.committed and not loading:
-            tokens = self._tokens[4 * (self._depth * plane.tree.page_tokens - self._base) :]
+            start = self._depth * plane.tree.page_tokens - self._base
+            tokens = self._tokens[4 * start : 4 * (self.committed - self._base)]
             upper = cut(plane.residency, self._node, self._depth, tokens, end)
             if upper is not None and upper.tails:
                 plane.stores.add(upper, upper.end, upper.tails[-1].edge)

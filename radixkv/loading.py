@@ -138,11 +138,7 @@ class Load:
             if lease._have % size:
                 pool.fill[mine[-1:]] = lease._have % size
         if full > lease._depth:
-            lease._base = lease._depth * size
-            lease._tokens = lease._key[4 * lease._base : 4 * full * size]
             lease._publish(full, swap=True)
-        lease._base = lease.committed // size * size
-        lease._tokens = lease._key[4 * lease._base : 4 * lease.committed]
         lease._matched = lease._have
         lease._hit = hit = self.hit()
         lease._load = None

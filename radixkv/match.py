@@ -8,6 +8,7 @@ import msgspec
 
 from radixkv.node import Node, Root, Tail, common_tokens
 from radixkv.tree import PrefixTree
+from radixkv.types import Tokens
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -71,14 +72,14 @@ def begins(tree: PrefixTree, root: Root, key: bytes) -> bool:
     return False
 
 
-def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) -> Found:
-    """Walk ``key`` (token bytes) down from ``root``."""
-    found = _walk(tree, root, key)
-    off = found.pages * tree.page_bytes
-    if found.device_pages == found.pages and off < len(key):
+def find(tree: PrefixTree, root: Root, tokens: Tokens, min_partial_tokens: int = 1) -> Found:
+    """Walk ``tokens`` down from ``root``. They are read where they are: a copy would cost as much as the walk."""
+    found = _walk(tree, root, tokens)
+    at = found.pages * tree.page_tokens
+    if found.device_pages == found.pages and at < len(tokens):
         last = found.path[-1] if found.path else root
         if found.within < 0:
-            found.partial_tokens, found.partial = _partial(tree, last, key, off)
+            found.partial_tokens, found.partial = _partial(tree, last, tokens[at : at + tree.page_tokens])
         elif found.extra and found.resident > found.pages:
             found.partial_tokens, found.partial = found.extra, last
         if found.partial_tokens < min_partial_tokens:
@@ -86,24 +87,24 @@ def find(tree: PrefixTree, root: Root, key: bytes, min_partial_tokens: int = 1) 
     return found
 
 
-def _walk(tree: PrefixTree, node: Node, key: bytes) -> Found:
-    size, n = tree.page_bytes, len(key)
+def _walk(tree: PrefixTree, node: Node, tokens: Tokens) -> Found:
+    size, n = tree.page_tokens, len(tokens)
     path: list[Node] = []
-    off, last = 0, n - size
-    while off <= last:
+    at, last = 0, n - size
+    while at <= last:
         children = node.children
-        child = children.get(key[off : off + size]) if children else None
+        child = children.get(tokens[at : at + size].tobytes()) if children else None
         if child is None:
             break
         path.append(child)
         node = child
-        edge = child.edge
-        if not key.startswith(edge, off):
-            same = common_tokens(edge, 0, key, off, min(len(edge), n - off))
-            within = same // tree.page_tokens
-            return _found(path, off // size + within, same - within * tree.page_tokens, within)
-        off += len(edge)
-    return _found(path, off // size)
+        end = child.end * size
+        part = tokens[at:end]
+        if end > n or not child.edge.startswith(part):  # type: ignore[arg-type]  # see common_tokens
+            within, extra = divmod(common_tokens(child.edge, 0, part), size)
+            return _found(path, at // size + within, extra, within)
+        at = end
+    return _found(path, at // size)
 
 
 def _found(path: list[Node], pages: int, extra: int = 0, within: int = -1) -> Found:
@@ -115,28 +116,28 @@ def _found(path: list[Node], pages: int, extra: int = 0, within: int = -1) -> Fo
     return Found(path, pages, extra, within, resident, pages if pages < resident else resident)
 
 
-def _partial(tree: PrefixTree, node: Node, key: bytes, off: int) -> tuple[int, Tail | Node | None]:
-    """The device page below a node's end with most tokens in common: its tails, then its newest children."""
+def _partial(tree: PrefixTree, node: Node, page: Tokens) -> tuple[int, Tail | Node | None]:
+    """The device page below a node's end that has most tokens in common with ``page``: its tails, then its newest
+    children.
+    """
     best = 0
     entry: Tail | Node | None = None
-    limit = min(len(key) - off, tree.page_bytes)
-    if limit <= 0:
-        return 0, None
-    first = key[off : off + 4]  # the first token first: a fork's children nearly always differ in it
+    key = page.tobytes()
+    first = key[:4]  # the first token first: a fork's children nearly always differ in it
     for tail in node.tails or ():
         edge = tail.edge
-        if key.startswith(edge, off):
+        if key.startswith(edge):
             same = len(edge) >> 2
         elif edge.startswith(first):
-            same = common_tokens(edge, 0, key, off, min(limit, len(edge)))
+            same = common_tokens(edge, 0, page)
         else:
             continue
         if same > best:
             best, entry = same, tail
     if node.children:
-        for child in tree.newest_children(node):
-            if child.pages and child.edge.startswith(first):
-                same = common_tokens(child.edge, 0, key, off, limit)
+        for start, child in islice(reversed(node.children.items()), tree.partial_children):
+            if start.startswith(first) and child.pages:
+                same = common_tokens(start, 0, page)
                 if same > best:
                     best, entry = same, child
     return best, entry

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from radixkv.keys import Namespace
-from radixkv.types import INT32, ChunkKey, PageIds
+from radixkv.types import INT32, ChunkKey, PageIds, Tokens
 
 
 class State(IntEnum):
@@ -205,17 +205,13 @@ class Tail:
         self.alive = True
 
 
-def common_tokens(a: bytes | bytearray, a_off: int, b: bytes | bytearray, b_off: int, limit: int) -> int:
-    """Equal leading tokens of ``a[a_off:]`` and ``b[b_off:]`` within ``limit`` bytes: galloping slices, then one array
-    compare.
-    """
-    low, step = 0, 4096
+def common_tokens(edge: bytes, off: int, tokens: Tokens) -> int:
+    """Equal leading tokens of ``edge[off:]`` and ``tokens``: growing steps, then one array compare."""
+    limit = min((len(edge) - off) >> 2, len(tokens))
+    low, step = 0, 1024
     while low < limit:
-        high = min(limit, low + step)
-        if a[a_off + low : a_off + high] != b[b_off + low : b_off + high]:
-            x = np.frombuffer(a, INT32, (high - low) >> 2, a_off + low)
-            y = np.frombuffer(b, INT32, (high - low) >> 2, b_off + low)
-            return (low >> 2) + int((x != y).argmax())
-        low = high
-        step *= 4
-    return max(0, limit) >> 2
+        part = tokens[low : min(limit, low + step)]
+        if not edge.startswith(part, off + 4 * low):  # type: ignore[arg-type]  # a buffer: numpy's stubs say so from 3.12
+            return low + int((np.frombuffer(edge, INT32, len(part), off + 4 * low) != part).argmax())
+        low, step = low + step, 4 * step
+    return max(0, limit)

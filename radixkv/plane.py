@@ -26,8 +26,8 @@ FENCES = 16
 """Open fences asked in one turn: a step of many leases must not ask each of them for each lease."""
 TOUCHES = 64
 """Paths used before ``tick`` writes their last uses to disk."""
-OFFSETS = 64
-"""Pages whose slots are numbered at a time."""
+OFFSETS = 512
+"""Pages whose slots are numbered at a time, at most."""
 EAGER_STORES = 8
 """Store jobs that ``acquire`` and ``close`` start by the way; ``tick`` does the rest."""
 
@@ -49,7 +49,7 @@ class Plane:
         self.core = core
         self.tree = core.tree
         self.pool = core.pool
-        self._offsets = np.tile(np.arange(core.layout.page_tokens), OFFSETS)  # of tokens in their pages
+        self._offsets = np.arange(core.layout.page_tokens)  # of tokens in their pages, page after page
         self.residency = Residency(core)
         self.writes = Writes(self.residency)
         self.loads = Loads(self.writes)
@@ -76,13 +76,11 @@ class Plane:
         """Slots of all tokens of ``pages``, in order."""
         size, offsets = self.tree.page_tokens, self._offsets
         out = (pages * size).repeat(size)
-        if len(out) <= len(offsets):
-            out += offsets[: len(out)]
-            return out
-        even = len(out) - len(out) % len(offsets)
-        if even:
-            out[:even].reshape(-1, len(offsets))[:] += offsets
-        out[even:] += offsets[: len(out) - even]
+        if len(out) > len(offsets) and len(offsets) < OFFSETS * size:
+            self._offsets = offsets = np.tile(offsets[:size], min(len(pages), OFFSETS))
+        for at in range(0, len(out), len(offsets)):
+            part = out[at : at + len(offsets)]
+            part += offsets[: len(part)]
         return out
 
     def opened(self, lease: Any, root: Root) -> None:

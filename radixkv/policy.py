@@ -87,20 +87,18 @@ class VictimQueue(Generic[E_]):
 
     def push(self, entry: E_) -> None:
         """Add a candidate."""
-        if len(self._line) + len(self._heap) >= self._limit:
-            self._line = deque(item for item in self._line if not self._unfit(item[2]))
-            self._heap = [item for item in self._heap if not self._unfit(item[2])]
-            heapq.heapify(self._heap)
-            self._limit = 2 * len(self) + 1024
-        self._add(self._rank(self._last_use(entry)), entry)
-
-    def _add(self, rank: int, entry: E_) -> None:
-        self._sequence += 1
-        item = (rank, self._sequence, entry)
-        if not self._line or self._line[-1][0] <= rank:
-            self._line.append(item)
+        line, heap = self._line, self._heap
+        if len(line) + len(heap) >= self._limit:
+            self._line = line = deque(item for item in line if not self._unfit(item[2]))
+            self._heap = heap = [item for item in heap if not self._unfit(item[2])]
+            heapq.heapify(heap)
+            self._limit = 2 * (len(line) + len(heap)) + 1024
+        rank = self._rank(self._last_use(entry))
+        self._sequence = number = self._sequence + 1
+        if not line or line[-1][0] <= rank:
+            line.append((rank, number, entry))
         else:
-            heapq.heappush(self._heap, item)
+            heapq.heappush(heap, (rank, number, entry))
 
     def pop(self) -> E_ | None:
         """The candidate with the lowest rank as of now, or None."""
@@ -113,5 +111,5 @@ class VictimQueue(Generic[E_]):
             current = self._rank(self._last_use(entry))
             if current == rank or number > before:  # back in once at most, whatever a policy of one's own says
                 return entry
-            self._add(current, entry)
+            self.push(entry)  # one was taken out, so nothing is thrown out
         return None

@@ -88,13 +88,6 @@ class PagePool:
         self.ref[page] = ref + 1
         self.n_shared += ref > 0
 
-    def hand_over(self, pages: PageIndex) -> None:
-        """``release`` of pages that the tree has taken in: none of them becomes free."""
-        if self.n_shared:
-            self.release(pages)
-        else:
-            self.ref[pages] = 0  # the giver's was the only one
-
     def release(self, pages: PageIds | PageIndex) -> None:
         """One lease fewer holds these pages (no id twice); those that are nobody's now become free, or drain."""
         if len(pages) == 1:
@@ -137,10 +130,15 @@ class PagePool:
         self.cached[page] = True
         self.n_cached += 1
 
-    def enter(self, pages: PageIndex) -> None:
-        """The tree takes these pages in; the holder's refs stay until it releases them."""
-        self.cached[pages] = True
-        self.n_cached += len(pages)
+    def enter(self, pages: PageIds, *, handed: bool = False) -> None:
+        """The tree takes these pages in. The holder's refs stay until it releases them; handed: they go now."""
+        index = pages.astype(np.intp)
+        self.cached[index] = True
+        self.n_cached += len(index)
+        if handed and self.n_shared:
+            self.release(index)
+        elif handed:
+            self.ref[index] = 0  # the holder's was the only one
 
     def leave(self, ids: bytes) -> int:
         """The tree gives these pages (int32 ids) up. Returns how many are free now; the others are private or

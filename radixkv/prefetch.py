@@ -12,6 +12,7 @@ from radixkv.loading import MOVE
 from radixkv.match import find
 from radixkv.node import HOST, State
 from radixkv.plane import Plane
+from radixkv.types import Tokens
 
 
 class JobState(StrEnum):
@@ -115,10 +116,10 @@ class Job:
             lease.close()
 
 
-def prefetch(plane: Plane, namespace: Namespace, key: bytes, to: str) -> Job:
-    """Start a prefetch of the prompt with token bytes ``key``. Raises OutOfPages (to the device), taking nothing."""
+def prefetch(plane: Plane, namespace: Namespace, tokens: Tokens, to: str) -> Job:
+    """Start a prefetch of a prompt, as it is matched. Raises OutOfPages (to the device), taking nothing."""
     if to == "device":
-        lease = acquire(plane, namespace, key, 0, MOVE)
+        lease = acquire(plane, namespace, tokens, 0, MOVE)
         job = Job(plane, lease.loading_tokens)
         job.follow(lease)
         return job
@@ -129,8 +130,8 @@ def prefetch(plane: Plane, namespace: Namespace, key: bytes, to: str) -> Job:
         job = Job(plane, 0)
         job.expect([])
         return job
-    found = find(tree, root, key, plane.core.config.policy.min_partial_tokens)
-    parts, _ = cover(plane.residency, root, found, key, found.device_tokens(tree.page_tokens))
+    found = find(tree, root, tokens, plane.core.config.policy.min_partial_tokens)
+    parts, _ = cover(plane.residency, root, found, tokens, found.device_tokens(tree.page_tokens))
     stamp(plane, found)
     wanted = [part for part in parts if part.record.tiers[HOST].state is not State.READY]
     job = Job(plane, sum(part.pages for part in wanted) * tree.page_tokens)

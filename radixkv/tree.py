@@ -19,10 +19,12 @@ from radixkv.node import Node, Root, Tail, Uses, common_tokens
 from radixkv.paths import Paths
 from radixkv.policy import Policy, VictimQueue
 from radixkv.pool import PagePool
-from radixkv.types import INT32, PageIndex
+from radixkv.types import INT32, PageIds
 
-EDGE_TOKENS = 4096
-"""Longest edge: growing, trimming and splitting stay bounded."""
+EDGE_TOKENS = 1 << 17
+"""Longest edge: what is committed at once is one edge, whose bytes are the committer's own."""
+GROW_TOKENS = 4096
+"""Longest edge that grows in place or is cut by a few pages: each time it is copied."""
 TAILS = 8
 """Tails kept per node."""
 NAMESPACES = 4096
@@ -49,10 +51,12 @@ class PrefixTree(Paths):
         chunk_tokens: int,
         partial_children: int = 8,
         edge_tokens: int = EDGE_TOKENS,
+        grow_tokens: int = GROW_TOKENS,
     ) -> None:
         super().__init__(page_tokens, chunk_tokens)
         self.pool = pool
         self.edge_pages = max(1, edge_tokens // page_tokens)
+        self.grow_pages = max(1, min(edge_tokens, grow_tokens) // page_tokens)
         self.partial_children = partial_children
         self.roots: dict[bytes, Root] = {}
         self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
@@ -125,21 +129,24 @@ class PrefixTree(Paths):
         yield from self.restored.values()
         yield from self.retired
 
-    def stamp(self) -> int:
-        """The next logical time."""
-        self.now += 1
-        return self.now
-
     # pins
 
     def unpin(self, hint: Node, depth: int) -> None:
         """A pin at ``depth`` goes, and what it protected is a candidate again."""
         if not depth:
             return
-        node = hint.at(depth)
+        node = hint if hint.start < depth else hint.at(depth)
         node.drop_pin(depth)
         if not node.queued and not node.resident_children:
             self.offer_victim(node)
+
+    def move_pin(self, hint: Node, depth: int, node: Node, to: int) -> None:
+        """The pin at ``depth`` goes to page ``to`` at ``node``, on the same path."""
+        if node.start < depth <= to and node.pins == [depth]:
+            node.pins = [to]
+        else:
+            node.pin(to)
+            self.unpin(hint, depth)
 
     def offer_victim(self, entry: Node | Tail) -> None:
         """Remember a candidate for eviction."""
@@ -187,24 +194,24 @@ class PrefixTree(Paths):
         return upper
 
     def insert(
-        self, hint: Node, depth: int, key: bytes, own: PageIndex | None, now: int | None = None
-    ) -> tuple[Node, PageIndex | None]:
+        self, hint: Node, depth: int, key: bytes, own: PageIds | None, now: int | None = None, *, handed: bool = False
+    ) -> tuple[Node, PageIds | None]:
         """Make ``key`` (whole pages that follow page ``depth`` at ``hint``) part of the tree, with ``own`` page ids
         (of full pages) where it has none.
 
         Returns the node that holds the last page, and the ids the tree has for these pages: ``own`` itself where all of
         it was new (or None: tokens only, as restored from a disk index). now: the time to stamp, the next one by
-        default. Where an id differs from ``own``, the tree already had the content and keeps its page.
+        default. Where an id differs from ``own``, the tree already had the content and keeps its page. handed: where
+        all is new, the holder's refs go as well.
         """
         node = hint.at(depth)
         within, off, size = depth - node.start, 0, self.page_bytes
         if now is None:
-            now = self.stamp()
-        kept, ids, new = own, None if own is None else own.astype(INT32).tobytes(), -1
+            self.now = now = self.now + 1
+        kept, ids, new = own, None if own is None else own.tobytes(), -1
         while off < len(key):
             if within < node.end - node.start:
-                limit = min(len(node.edge) - within * size, len(key) - off)
-                same = common_tokens(node.edge, within * size, key, off, limit) // self.page_tokens
+                same = common_tokens(node.edge, within * size, np.frombuffer(key, INT32, -1, off)) // self.page_tokens
                 if not same:
                     node = self.split(node, within)  # ours goes on beside this edge
                     continue
@@ -226,10 +233,10 @@ class PrefixTree(Paths):
                 node.last_use = now
             off += same * size
         if own is not None and new >= 0:
-            self.pool.enter(own[new:] if new else own)
+            self.pool.enter(own[new:] if new else own, handed=handed and kept is own)
         return node, kept
 
-    def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIndex) -> None:
+    def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIds) -> None:
         """``pages`` repeat known tokens from page ``within`` of ``node`` on: the tree's ids replace them where it has a
         device copy, and it takes them in where it has none.
         """
@@ -243,7 +250,7 @@ class PrefixTree(Paths):
             self._claim(node.parent, key, off)
         if not node.pages and node.parent is not None:
             self.count_resident(node.parent, 1)
-        node.pages += own.astype(np.int32).tobytes()
+        node.pages += own.tobytes()
         self.pool.enter(own)
 
     def _grow(self, node: Node, key: bytes, off: int, ids: bytes | None, now: int) -> tuple[Node, int]:
@@ -251,13 +258,14 @@ class PrefixTree(Paths):
         ``ids``, which the pool has yet to be told of. Returns the node and the pages added.
         """
         size, full = self.page_bytes, node.end - node.start
+        count = (len(key) - off) // size
         if ids is not None and node.tails:
             self._claim(node, key, off)
         in_place = (
-            not node.children and not node.tails and node.parent is not None and full < self.edge_pages
+            not node.children and not node.tails and node.parent is not None and full + count <= self.grow_pages
             and (ids is None or node.resident == full)
         )  # fmt: skip
-        count = min((len(key) - off) // size, self.edge_pages - full if in_place else self.edge_pages)
+        count = min(count, self.edge_pages)
         edge = key[off : off + count * size]
         pages = b"" if ids is None else ids[off // size * 4 : (off // size + count) * 4]
         if in_place:

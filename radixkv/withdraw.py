@@ -11,7 +11,7 @@ import numpy.typing as npt
 from radixkv.match import find
 from radixkv.node import ChunkRecord, Node
 from radixkv.tree import PrefixTree
-from radixkv.types import PageIds
+from radixkv.types import INT32, PageIds
 
 
 class Holder(Protocol):
@@ -43,7 +43,7 @@ def withdraw(tree: PrefixTree, record: ChunkRecord, first: int, pages: PageIds, 
         lease.spoil(bad)
     key = tree.tokens_between(record.node, 0, record.end) + record.tail
     root = tree.root_of(record.node)
-    path = [root, *find(tree, root, key).path]
+    path = [root, *find(tree, root, np.frombuffer(key, INT32)).path]
     moved: list[Holder] = []
     place = _place(path, record.index * tree.chunk_pages + first, bad)
     if place is not None:

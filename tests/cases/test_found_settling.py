@@ -23,14 +23,14 @@ def test_a_lease_says_it_has_settled_once_its_block_table_is_final(
     tree = d.core.tree
     insert = tree.insert
 
-    def slow_insert(*args: Any) -> Any:
+    def slow_insert(*args: Any, **options: Any) -> Any:
         onlooker = threading.Thread(target=lambda: seen.append(getattr(waiting.lease, name)))
         onlooker.start()
         onlooker.join(0.2)
         early = list(seen)
         threads.append(onlooker)
         assert not any(early), "settled before the block table is final"
-        return insert(*args)
+        return insert(*args, **options)
 
     threads: list[threading.Thread] = []
     monkeypatch.setattr(tree, "insert", slow_insert)

@@ -185,7 +185,7 @@ class Driver:
         tree = self.core.tree
         root = tree.peek(ns, self.core.storage)
         assert root is not None
-        path = find(tree, root, np.array(tokens, np.int32).tobytes()).path
+        path = find(tree, root, np.array(tokens, np.int32)).path
         found = [record for node in path for record in (*(node.records or ()), *(node.shorts or ()))]
         return [(record.index, record.key) for record in found if record.key is not None]
 

@@ -37,7 +37,12 @@ MUTATIONS = (
         "pages = pages[self.busy[pages] == 0]",
         "pass",
     ),
-    _one("a commit leaves its old pin", "holding.py", "        tree.unpin(self._node, depth)\n", ""),
+    _one(
+        "a commit leaves its old pin",
+        "tree.py",
+        "            node.pin(to)\n            self.unpin(hint, depth)\n",
+        "            node.pin(to)\n",
+    ),
     _one(
         "the stamp goes to the lower half of a split",
         "acquire.py",

@@ -142,7 +142,7 @@ class World(Driver):
             queue_chunks=setup.queue_chunks,
         )
         core = Core(config, self.device, mover, self.tier, nullcontext(), self.clock, self.chance.randbytes)
-        core.tree.edge_pages = setup.edge_pages
+        core.tree.edge_pages, core.tree.grow_pages = setup.edge_pages, max(1, setup.edge_pages // 2)
         self.cache = Cache(core)
         if self.tier is not None:
             self.cache.on_close(self.tier.close)

@@ -57,7 +57,7 @@ class CacheSteps(RuleBasedStateMachine):
             staging_chunks=staging,
             write_ahead=ahead,
         )
-        self.d.core.tree.edge_pages = edge
+        self.d.core.tree.edge_pages, self.d.core.tree.grow_pages = edge, max(1, edge // 2)
         self.history: list[tuple[str, list[int]]] = []
         self.lossy = False
 

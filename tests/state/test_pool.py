@@ -101,7 +101,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def enter(self, data: st.DataObject) -> None:
         pages = self.choose(data, self.where("private"))
-        self.pool.enter(index(pages))
+        self.pool.enter(ids(pages))
         for i in pages:
             self.model[i].cached = True
 
@@ -109,8 +109,7 @@ class PoolMachine(RuleBasedStateMachine):
     def hand_over(self, data: st.DataObject) -> None:
         """The tree takes pages in, and the lease that gave them counts them no more."""
         pages = self.choose(data, self.where("private"))
-        self.pool.enter(index(pages))
-        self.pool.hand_over(index(pages))
+        self.pool.enter(ids(pages), handed=True)
         for i in pages:
             self.model[i].cached = True
             self.model[i].refs -= 1

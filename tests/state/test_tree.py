@@ -46,7 +46,13 @@ class TreeMachine(RuleBasedStateMachine):
     def start(self, pages: int, edge: int) -> None:
         self.pool = PagePool(pages)
         self.tree = PrefixTree(
-            self.pool, LRU(), page_tokens=PAGE, chunk_tokens=CHUNK, partial_children=64, edge_tokens=edge
+            self.pool,
+            LRU(),
+            page_tokens=PAGE,
+            chunk_tokens=CHUNK,
+            partial_children=64,
+            edge_tokens=edge,
+            grow_tokens=max(2, edge // 2),
         )
         self.root: Root = self.tree.root(NS, ())
         self.says: dict[int, list[int]] = {}  # page -> all tokens up to its last one
@@ -81,7 +87,7 @@ class TreeMachine(RuleBasedStateMachine):
         if own is None:
             return None
         had = self.resident()
-        node, kept = self.tree.insert(hint, depth, key_of(tokens[: count * PAGE]), own)
+        node, kept = self.tree.insert(hint, depth, key_of(tokens[: count * PAGE]), own.astype(np.int32))
         assert kept is not None
         for i in range(count):
             says = before + tokens[: (i + 1) * PAGE]
@@ -124,7 +130,7 @@ class TreeMachine(RuleBasedStateMachine):
         """Pin the whole pages of a match, splitting at its end as a lease does."""
         known = data.draw(st.sampled_from(self.known))
         tokens = known[: data.draw(st.integers(0, len(known)))] + more
-        found = find(self.tree, self.root, key_of(tokens))
+        found = find(self.tree, self.root, np.array(tokens, np.int32))
         node: Node = found.path[-1] if found.path else self.root
         if found.within == 0:
             node = found.path[-2] if len(found.path) > 1 else self.root
@@ -194,7 +200,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def match(self, tokens: list[int]) -> None:
         now = self.tree.now
-        found = find(self.tree, self.root, key_of(tokens))
+        found = find(self.tree, self.root, np.array(tokens, np.int32))
         common = 0
         for says in self.says.values():
             n = 0
