@@ -41,9 +41,15 @@ class Backend(Protocol):
     """What the routes ask. Methods may take as long as they need: they run on threads. salt: of the tenant who asks."""
 
     source: Literal["cache", "store"]
+    quick: bool
+    """Whether a lookup is a matter of microseconds once nobody else has the lock: no file is read for it."""
 
     def lookup(self, namespace: Namespace, tokens: Tokens) -> Match:
         """What is cached of a prompt."""
+        ...
+
+    def try_lookup(self, namespace: Namespace, tokens: Tokens, wait_s: float) -> Match | None:
+        """The same, on the event loop, where ``quick``. None: it would have to wait for longer than ``wait_s``."""
         ...
 
     def usage(self, salt: bytes | None) -> rest.Usage:
@@ -82,6 +88,7 @@ class CacheBackend:
     """Answers from a cache, with its thread-safety: whoever else uses it goes on."""
 
     source: Literal["cache", "store"] = "cache"
+    quick = True
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -93,6 +100,9 @@ class CacheBackend:
 
     def lookup(self, namespace: Namespace, tokens: Tokens) -> Match:
         return self.cache.lookup(namespace, tokens)
+
+    def try_lookup(self, namespace: Namespace, tokens: Tokens, wait_s: float) -> Match | None:
+        return self.cache.try_lookup(namespace, tokens, wait_s)
 
     def prefetch(self, namespace: Namespace, tokens: Tokens, to: str) -> Job:
         """Start a prefetch. Raises OutOfPages."""

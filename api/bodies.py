@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from radixkv import rest
 from radixkv.api.problems import ProblemError, overloaded
 
 T = TypeVar("T")
@@ -139,6 +140,29 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise ProblemError(422, "invalid-request", str(error)) from None
     except (RecursionError, OverflowError) as error:
         raise ProblemError(422, "invalid-request", str(error)[:200]) from None
+
+
+_decode_lookup = msgspec.json.Decoder(rest.LookupRequest).decode
+
+
+def parse_lookup(body: bytes) -> rest.LookupRequest | None:
+    """What ``parse`` gives, in a third of its time; None where that is not certain, which is for ``parse`` to tell.
+
+    msgspec's own parser takes what ``parse`` takes, but for a key that stands twice, of which it keeps the last. Where
+    nothing is escaped the quotes tell: there are two for each key and each text that the value has, and no more.
+    """
+    if b"\\" in body:
+        return None
+    try:
+        asked = _decode_lookup(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    texts = 1
+    for prompt in asked.prompts:
+        name = prompt.namespace
+        given = (name.revision, name.adapter, name.kv_format, name.salt, name.salt_base64)
+        texts += 4 + 2 * (len(given) - given.count("")) + isinstance(prompt.tokens, str)
+    return asked if body.count(b'"') == 2 * texts else None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from radixkv.api.auth import Caller, Guard
 from radixkv.api.backend import Backend, CacheBackend
 from radixkv.api.bodies import Bodies, ClientGoneError, parse
 from radixkv.api.jobs import Entry, Jobs
+from radixkv.api.lookups import Lookups
 from radixkv.api.metrics import Metrics
 from radixkv.api.options import ServiceConfig
 from radixkv.api.problems import ProblemError, not_found, problem
@@ -41,6 +42,7 @@ class Service:
         self.guard = Guard(config)
         self.bodies = Bodies(config.max_body_bytes, config.body_timeout_s)
         self.jobs = Jobs(config.max_jobs)
+        self.lookups = Lookups(backend, config.max_tokens)
         self.metrics = Metrics(backend.gauges)
         self.draining = False
         self._own = own
@@ -84,33 +86,10 @@ class Service:
     async def lookup(self, request: Request) -> Response:
         caller = self.guard.caller(request, changes=False)
         body = await self.bodies.read(request)
-
-        def work(stop: Stop) -> bytes:
-            asked = parse(body, rest.LookupRequest)
-            prompts = []
-            count = 0
-            for i, prompt in enumerate(asked.prompts):
-                space = namespace_of(prompt.namespace, caller, f"$.prompts[{i}].namespace")
-                prompts.append((space, tokens_of(prompt.tokens, f"$.prompts[{i}].tokens")))
-                count += len(prompts[-1][1])
-            check_count(count, self.config.max_tokens)
-            results = []
-            for space, tokens in prompts:
-                if stop.asked:
-                    raise ClientGoneError
-                found = self.backend.lookup(space, tokens)
-                results.append(
-                    rest.Coverage(
-                        found.device_tokens,
-                        found.host_tokens,
-                        found.disk_tokens,
-                        found.covered_tokens,
-                        found.usable_tokens,
-                    )
-                )
-            return _encode(rest.LookupResponse(results))
-
-        return _json(await self.fast.run(request, work))
+        answer = self.lookups.now(body, caller)
+        if answer is None:
+            answer = await self.fast.run(request, self.lookups.work(body, caller))
+        return _json(answer)
 
     async def stats(self, request: Request) -> Response:
         caller = self.guard.caller(request, changes=False)

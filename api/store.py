@@ -27,6 +27,7 @@ class StoreBackend:
     """A ``Backend`` over a store folder. Only the disk tier has anything."""
 
     source: Literal["cache", "store"] = "store"
+    quick = False
 
     def __init__(self, store: ReadOnlyStore) -> None:
         self.store = store
@@ -43,6 +44,10 @@ class StoreBackend:
             shards[layout].append(coverage.tokens)
         covered = max((min(counts) for counts in shards.values()), default=0)
         return Match(0, 0, covered, covered, min(covered, max(0, len(tokens) - 1)))
+
+    def try_lookup(self, namespace: Namespace, tokens: Tokens, wait_s: float) -> Match | None:
+        """Never: the folder may have to be read anew."""
+        return None
 
     def usage(self, salt: bytes | None) -> rest.Usage:
         return add([entry.usage for entry in self._entries(salt)])

@@ -123,6 +123,18 @@ class Cache:
                 host = host_tokens(parts, found, size, device, covered)
         return Match(device, host, covered, covered, covered if covered < n else n - 1)
 
+    def try_lookup(self, namespace: Namespace, tokens: Any, wait_s: float = 0.0) -> Match | None:
+        """``lookup``, for a thread that must not wait, an event loop's: None where another thread keeps the lock for
+        longer than ``wait_s``.
+        """
+        lock = self._plane.lock
+        if not lock.acquire(timeout=wait_s):
+            return None
+        try:
+            return self.lookup(namespace, tokens)
+        finally:
+            lock.release()
+
     def acquire(
         self,
         namespace: Namespace,

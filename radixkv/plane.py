@@ -5,7 +5,7 @@ between them.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
 import numpy as np
@@ -35,11 +35,18 @@ EAGER_STORES = 8
 class ForeignLock:
     """The lock in a forked child, where the real one's holder may not exist. Raises WrongProcess."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> NoReturn:
         raise WrongProcess("the cache was opened in another process: a forked child must open its own")
 
     def __exit__(self, *error: object) -> None:
         """Never entered."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Never taken."""
+        return self.__enter__()
+
+    def release(self) -> None:
+        """Never taken."""
 
 
 class Plane:

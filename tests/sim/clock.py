@@ -6,6 +6,23 @@ import heapq
 from collections.abc import Callable
 
 
+class NullLock:
+    """The cache's lock where there is one thread."""
+
+    def __enter__(self) -> None:
+        """Taken."""
+
+    def __exit__(self, *error: object) -> None:
+        """Given back."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Nobody else has it."""
+        return True
+
+    def release(self) -> None:
+        """Given back."""
+
+
 class SimClock:
     """Seconds since the simulation began, and the events to come."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from radixkv.mover import ManualMover
 from radixkv.plan import LoadPlan, Plan, ReadPlan
 from radixkv.tiers.host import HostArena
 from tests.harness.driver import make_layout, prompt
-from tests.sim.clock import SimClock
+from tests.sim.clock import NullLock, SimClock
 from tests.tiers.memory import MemoryTier
 
 NS = Namespace("model")
@@ -96,7 +95,7 @@ class Rig:
             disk=disk,
         )
         chance = random.Random(0)
-        self.cache = Cache(Core(config, device, self.mover, disk, nullcontext(), self.clock, chance.randbytes))
+        self.cache = Cache(Core(config, device, self.mover, disk, NullLock(), self.clock, chance.randbytes))
         for chat in range(CHATS):
             self._run(prompt(64 * LONGEST, chat))
 

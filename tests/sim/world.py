@@ -23,7 +23,7 @@ from radixkv.tiers.faults import Fault, FaultyTier
 from radixkv.tiers.host import HostArena
 from tests.harness.device import LaggingDevice, StreamFence
 from tests.harness.driver import STEPS, Driver, make_layout
-from tests.sim.clock import SimClock
+from tests.sim.clock import NullLock, SimClock
 from tests.sim.mover import Pace, SimMover
 from tests.tiers.memory import MemoryTier
 
@@ -141,7 +141,7 @@ class World(Driver):
             disk=self.tier,
             queue_chunks=setup.queue_chunks,
         )
-        core = Core(config, self.device, mover, self.tier, nullcontext(), self.clock, self.chance.randbytes)
+        core = Core(config, self.device, mover, self.tier, NullLock(), self.clock, self.chance.randbytes)
         core.tree.edge_pages, core.tree.grow_pages = setup.edge_pages, max(1, setup.edge_pages // 2)
         self.cache = Cache(core)
         if self.tier is not None:

@@ -1,0 +1,93 @@
+"""Lookups: small ones are answered where they arrive, on the event loop; large ones, and what would wait, on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from radixkv import rest
+from radixkv.api.auth import Caller
+from radixkv.api.backend import Backend
+from radixkv.api.bodies import ClientGoneError, parse, parse_lookup
+from radixkv.api.requests import check_count, namespace_of, tokens_of
+from radixkv.api.work import Stop
+from radixkv.keys import Namespace
+from radixkv.match import Match
+from radixkv.types import Tokens
+
+QUICK_BYTES = 1 << 16
+QUICK_PROMPTS = 16
+QUICK_TOKENS = 8192
+"""A lookup within all three is small: decoding and looking up take it less than a millisecond."""
+WAIT_S = 0.001
+"""Whoever has the lock is done in microseconds, if the interpreter lets it run: for that it gets this long, once."""
+
+_encode = msgspec.json.Encoder().encode
+
+Prompts: TypeAlias = list[tuple[Namespace, Tokens]]
+
+
+class Lookups:
+    """Answers lookups. max_tokens: of one request."""
+
+    def __init__(self, backend: Backend, max_tokens: int) -> None:
+        self._backend = backend
+        self._max_tokens = max_tokens
+        self._patient = True  # until a wait was in vain; again once the lock has been free
+
+    def now(self, body: bytes, caller: Caller) -> bytes | None:
+        """The answer to a small lookup, hardly waiting. None: that is for ``work`` to say. Raises ProblemError."""
+        if not self._backend.quick or len(body) > QUICK_BYTES:
+            return None
+        asked = parse_lookup(body)
+        if asked is None or len(asked.prompts) > QUICK_PROMPTS:
+            return None
+        prompts = self._prompts(asked, caller)
+        if sum([len(tokens) for _, tokens in prompts]) > QUICK_TOKENS:
+            return None
+        found = []
+        for space, tokens in prompts:
+            match = self._backend.try_lookup(space, tokens, WAIT_S if self._patient else 0.0)
+            self._patient = match is not None
+            if match is None:
+                return None
+            found.append(match)
+        return _answer(found)
+
+    def work(self, body: bytes, caller: Caller) -> Callable[[Stop], bytes]:
+        """What a thread does to answer any lookup. It raises ProblemError."""
+
+        def work(stop: Stop) -> bytes:
+            asked = parse_lookup(body) or parse(body, rest.LookupRequest)
+            found = []
+            for space, tokens in self._prompts(asked, caller):
+                if stop.asked:
+                    raise ClientGoneError
+                found.append(self._backend.lookup(space, tokens))
+            return _answer(found)
+
+        return work
+
+    def _prompts(self, asked: rest.LookupRequest, caller: Caller) -> Prompts:
+        """As the cache takes them. Raises ProblemError."""
+        out = []
+        count = 0
+        for i, prompt in enumerate(asked.prompts):
+            space = namespace_of(prompt.namespace, caller, f"$.prompts[{i}].namespace")
+            out.append((space, tokens_of(prompt.tokens, f"$.prompts[{i}].tokens")))
+            count += len(out[-1][1])
+        check_count(count, self._max_tokens)
+        return out
+
+
+def _answer(found: list[Match]) -> bytes:
+    return _encode(
+        rest.LookupResponse(
+            [
+                rest.Coverage(m.device_tokens, m.host_tokens, m.disk_tokens, m.covered_tokens, m.usable_tokens)
+                for m in found
+            ]
+        )
+    )
