@@ -1,4 +1,4 @@
-"""Lookups: small ones are answered where they arrive, on the event loop; large ones, and what would wait, on threads."""
+"""Lookups: small ones are answered where they arrive, on the event loop; the rest, and what would wait, on threads."""
 
 from __future__ import annotations
 
