@@ -112,8 +112,13 @@ async def _problem(request: Request, error: Exception) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http-error")
-    detail = {404: "there is no such route", 405: "this route does not take that method"}.get(error.status_code, "")
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    if "allow" in headers:
+        headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))
+    detail = {
+        404: "there is no such route",
+        405: f"this route does not take that method, only {headers.get('allow', 'others')}",
+    }.get(error.status_code, "")
     return ProblemError(error.status_code, kind, detail, headers).response()
 
 

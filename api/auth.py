@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.requests import Request
 
-from radixkv.api.options import ServiceConfig, check_secret
+from radixkv.api.options import ServiceConfig
 from radixkv.api.problems import ProblemError
-from radixkv.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Guard:
     """The configured tokens, as digests of one length: comparing them takes the same time for all."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        self._known = [(_digest(secret), ANYBODY) for secret in [_secret(config)] if secret]
+        self._known = [(_digest(secret), ANYBODY) for secret in [config.secret()] if secret]
         self._known += [(_digest(tenant.token), Caller(tenant.salt.encode())) for tenant in config.tenants]
         self._reads = config.reads_need_token
 
@@ -55,14 +53,3 @@ class Guard:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("latin-1", "replace")).digest()
-
-
-def _secret(config: ServiceConfig) -> str:
-    if not config.token_file:
-        return config.token
-    try:
-        secret = Path(config.token_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"serve.token_file {config.token_file} cannot be read: {error}") from None
-    check_secret(f"what serve.token_file {config.token_file} holds", secret)
-    return secret

@@ -46,6 +46,11 @@ def open_backend(config: Config | None, service: ServiceConfig) -> Backend:
             "nothing to serve: name a store folder (serve.store), or describe a cache (layout.layers, layout.kv_heads, "
             "layout.head_dim, host.capacity_bytes, ...)"
         )
+    if not (config.device.pages or config.host.capacity_bytes or config.disk.capacity_bytes):
+        raise ConfigError(
+            "nothing to serve: a layout is given, but the cache would hold nothing: give host.capacity_bytes, or "
+            "disk.path and disk.capacity_bytes, or device.pages"
+        )
     return CacheBackend(open_cache(config))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from radixkv.errors import ConfigError
 from radixkv.rest import MAX_PROMPT_TOKENS
@@ -98,6 +99,17 @@ class ServiceConfig:
         if self.read_access == "auto":
             return bool(self.tenants) or not is_loopback(self.host)
         return self.read_access == "token"
+
+    def secret(self) -> str:
+        """The bearer token for everything, given or read from its file; empty: none. Raises ConfigError."""
+        if not self.token_file:
+            return self.token
+        try:
+            secret = Path(self.token_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"serve.token_file {self.token_file} cannot be read: {error}") from None
+        check_secret(f"what serve.token_file {self.token_file} holds", secret)
+        return secret
 
     def check_exposure(self) -> None:
         """Raise ConfigError for a host that others can reach where no token is configured."""

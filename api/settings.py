@@ -25,6 +25,8 @@ from radixkv.layout import KVLayout
 PREFIX = "RADIXKV_"
 FILE = "RADIXKV_CONFIG"
 """The variable that names the configuration file, where no flag does."""
+TESTS = "RADIXKV_TEST_"
+"""Variables of the project's own tests begin with this; no part of the configuration is called test."""
 DEFAULT = "default"
 SECRET = frozenset(("serve.token", "serve.tenants"))
 PARTS: dict[str, Any] = {
@@ -150,7 +152,7 @@ def _from_file(file: str) -> dict[str, Value]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Value]:
     out = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable == FILE:
+        if not variable.startswith(PREFIX) or variable.startswith(TESTS) or variable == FILE:
             continue
         if variable not in VARIABLES:
             near = difflib.get_close_matches(variable, VARIABLES, 1)

@@ -28,12 +28,18 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Token = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
-TokenList = Annotated[list[Token], Meta(max_length=MAX_PROMPT_TOKENS, description="Token ids: integers, strictly.")]
+TokenList = Annotated[  # a longer one is refused with its count, as many that sum to more are: no fault of its form
+    list[Token],
+    Meta(extra_json_schema={"maxItems": MAX_PROMPT_TOKENS}, description="Token ids: integers, strictly."),
+]
 TokenText = Annotated[
     str,
     Meta(
-        max_length=(MAX_PROMPT_TOKENS * 4 + 2) // 3 * 4,
-        extra_json_schema={"pattern": BASE64_TOKENS, "contentEncoding": "base64"},
+        extra_json_schema={
+            "maxLength": (MAX_PROMPT_TOKENS * 4 + 2) // 3 * 4,
+            "pattern": BASE64_TOKENS,
+            "contentEncoding": "base64",
+        },
         description="Token ids as base64 (RFC 4648, padded) of little-endian int32: a third of the size of a list.",
     ),
 ]

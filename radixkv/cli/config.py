@@ -30,6 +30,7 @@ def config(
         from radixkv.api.settings import load
 
         settings = load(named(context.args), os.environ, config)
+        settings.service.secret()
     except ConfigError as error:
         print(f"radixkv config: {error}", file=sys.stderr)
         raise typer.Exit(USAGE) from None

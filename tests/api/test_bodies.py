@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from radixkv import calls
 from radixkv.api import protocol
 from radixkv.rest import LookupRequest
 from tests.api.running import Running, over
@@ -263,10 +264,22 @@ def test_routes_that_are_none_and_methods_that_are_none(running: Running) -> Non
         response = running.get(path)
         assert response.status_code == 404, path
         assert response.headers["content-type"] == "application/problem+json"
-    response = running.http.put("/v1/prefetch/x")
-    assert response.status_code == 405
-    assert {"GET", "DELETE"} <= set(response.headers["allow"].replace(" ", "").split(","))
     assert running.http.head("/healthz").status_code == 200
+
+
+def test_a_405_names_the_methods_of_its_route(running: Running) -> None:
+    methods: dict[str, set[str]] = {"/openapi.json": {"GET", "HEAD"}}
+    for call in calls.CALLS:
+        methods.setdefault(call.path, set()).update(("GET", "HEAD") if call.method == "GET" else (call.method,))
+    for path, takes in methods.items():
+        for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - takes:
+            response = running.http.request(method, path.format(id="x", namespace="x"))
+            assert response.status_code == 405, (method, path)
+            allowed = ", ".join(sorted(takes))
+            assert response.headers["allow"] == allowed
+            if method != "HEAD":
+                assert response.json()["type"] == "urn:radixkv:problem:method-not-allowed"
+                assert response.json()["detail"].endswith(f"only {allowed}")
 
 
 def test_listing_parameters(running: Running) -> None:

@@ -215,6 +215,9 @@ def test_a_mounted_app_answers_them_the_same_way(drive: Drive, on_threads: Count
         answer = found.post("/kv/v1/lookup", SMALL["list"])
         assert answer.json()["results"][0]["device_tokens"] == 40
         assert handed == []
+        app.state.service.jobs.close()
+        app.state.service.fast.close()
+        app.state.service.slow.close()
 
 
 def test_a_store_folder_is_looked_up_on_threads(drive: Drive, on_threads: Count) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -13,10 +14,11 @@ import pytest
 
 from radixkv.api import ServiceConfig
 from radixkv.api.options import is_loopback
-from radixkv.api.settings import KINDS, VARIABLES, load
+from radixkv.api.settings import KINDS, TESTS, VARIABLES, load
 from radixkv.cli.flags import named, together
 from radixkv.errors import ConfigError
 
+ROOT = Path(__file__).resolve().parents[2]
 FILE = """
 [layout]
 layers = 4
@@ -161,8 +163,19 @@ def test_radixkv_config_shows_values_and_their_sources(file: str) -> None:
     assert "token-of-alice" not in table.stdout
 
 
+LAYOUT = ("--layout.layers=2", "--layout.kv_heads=2", "--layout.head_dim=8")
+
+
 @pytest.mark.parametrize(
-    "arguments", [("config", "--serve.prot", "1"), ("serve", "--prot", "1"), ("serve", "--host", "0.0.0.0")]
+    "arguments",
+    [
+        ("config", "--serve.prot", "1"),
+        ("config", "--serve.token_file", "/nowhere/token"),
+        ("serve", "--prot", "1"),
+        ("serve", "--host", "0.0.0.0"),
+        ("serve", "--port", "0", *LAYOUT),
+        ("serve", "--port", "0", *LAYOUT, "--host.capacity_bytes=1000000", "--serve.token_file", "/nowhere/token"),
+    ],
 )
 def test_bad_usage_is_one_line(arguments: tuple[str, ...]) -> None:
     found = command(*arguments)
@@ -170,6 +183,41 @@ def test_bad_usage_is_one_line(arguments: tuple[str, ...]) -> None:
     assert found.stdout == ""
     assert len(found.stderr.splitlines()) == 1
     assert found.stderr.startswith(f"radixkv {arguments[0]}: ")
+
+
+def test_a_token_file_is_read_by_config_as_by_serve(tmp_path: Path) -> None:
+    """One that is not there, or holds no token, is refused by both; what it holds is shown by neither."""
+    path = tmp_path / "token"
+    for text, said in ((None, "cannot be read"), ("short", "at least 16 characters"), ("0123456789abcdef\n", "")):
+        if text is not None:
+            path.write_text(text)
+        found = command("config", "--serve.token_file", str(path))
+        assert found.returncode == (2 if said else 0)
+        assert said in found.stderr
+        assert "short" not in found.stdout + found.stderr
+        assert "0123456789abcdef" not in found.stdout
+
+
+def test_a_cache_that_can_hold_nothing_is_not_served() -> None:
+    found = command("serve", "--port", "0", *LAYOUT)
+    assert found.returncode == 2
+    assert "host.capacity_bytes" in found.stderr
+
+
+def test_the_tests_own_variables_are_no_configuration() -> None:
+    """``RADIXKV_TEST_EXAMPLES=1000 make test`` must not stop the services that tests start."""
+    names = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r'os\.environ(?:\.get)?[(\[]"(RADIXKV_\w+)"', path.read_text())
+    }
+    assert names
+    assert all(name.startswith(TESTS) for name in names), names
+    assert not any(name.startswith(TESTS) for name in VARIABLES)
+    load({}, dict.fromkeys(names, "1000"))
+    with pytest.raises(ConfigError, match="RADIXKV_EXAMPLES in the environment is unknown"):
+        load({}, {"RADIXKV_EXAMPLES": "1000"})
+    assert command("config", RADIXKV_TEST_EXAMPLES="1000").returncode == 0
 
 
 def test_nothing_to_serve_says_what_to_do(tmp_path: Path) -> None:

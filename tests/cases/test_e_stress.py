@@ -1,7 +1,7 @@
 """Class E, everything at once (D-E9): four threads, random verbs over prompts with shared prefixes, tiny tiers that
 fail now and then. Every lease is compared with the oracle all the time; between rounds everything is audited.
 
-RADIXKV_STRESS: verbs per thread (2,500). RADIXKV_STRESS_SEED: another seed; a failure names its own.
+RADIXKV_TEST_STRESS: verbs per thread (2,500). RADIXKV_TEST_STRESS_SEED: another seed; a failure names its own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.harness.driver import Driver, prompt
 from tests.harness.session import Session
 from tests.harness.threads import Crew
 
-VERBS = int(os.environ.get("RADIXKV_STRESS", "2500"))
-SEED = int(os.environ.get("RADIXKV_STRESS_SEED", "1"))
+VERBS = int(os.environ.get("RADIXKV_TEST_STRESS", "2500"))
+SEED = int(os.environ.get("RADIXKV_TEST_STRESS_SEED", "1"))
 ROUND = 125
 """Verbs of each thread between two audits: 500 in all."""
 SPACES = (Namespace("model"), Namespace("model", salt="other"))
@@ -131,7 +131,7 @@ class Engine:
 
 @pytest.fixture
 def seed() -> int:
-    print(f"RADIXKV_STRESS_SEED={SEED}")
+    print(f"RADIXKV_TEST_STRESS_SEED={SEED}")
     return SEED
 
 

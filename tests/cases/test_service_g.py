@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import socket
@@ -98,8 +99,13 @@ def test_g1_the_client_refuses_them_too(service: tuple[Driver, Running], tokens:
 def test_g1_too_many_tokens(service: tuple[Driver, Running]) -> None:
     _, running = service
     million = json.dumps([7] * 10**6)
-    found = assert_problem(running.post("/v1/lookup", lookup_body(million)), 413, 422)
-    assert str(rest.MAX_PROMPT_TOKENS) in found.detail
+    packed = json.dumps(base64.b64encode(b"\x07\0\0\0" * 10**6).decode())
+    for tokens in (million, packed):
+        prefetch = b'{"namespace": {"model": "model"}, "tokens": %s}' % tokens.encode()
+        for path, body in (("/v1/lookup", lookup_body(tokens)), ("/v1/prefetch", prefetch)):
+            found = assert_problem(running.post(path, body), 413)
+            assert found.type == "urn:radixkv:problem:too-many-tokens"
+            assert str(rest.MAX_PROMPT_TOKENS) in found.detail
     with pytest.raises(ServiceError) as refused:
         running.client.lookup([(NS, [7] * 300_000), (NS, [7] * 300_000)])
     assert (refused.value.status, refused.value.kind) == (413, "too-many-tokens")

@@ -13,7 +13,7 @@ from tests.sim.mutants import FOLDERS, ROOT, mutate, seeds_needed
 from tests.sim.mutations import MUTATIONS, Mutation
 from tests.sim.simulation import SeedFailed, simulate
 
-SEEDS = int(os.environ.get("RADIXKV_SEEDS", "50"))
+SEEDS = int(os.environ.get("RADIXKV_TEST_SEEDS", "50"))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

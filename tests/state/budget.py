@@ -1,4 +1,4 @@
-"""How many examples the state machines run: few by default, as many as ``RADIXKV_EXAMPLES`` says on request."""
+"""How many examples the state machines run: few by default, as many as ``RADIXKV_TEST_EXAMPLES`` says on request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from hypothesis import HealthCheck, Phase, settings
 
 
 def budget(examples: int, steps: int) -> settings:
-    """Settings for ``examples`` runs of ``steps`` steps; the environment variable RADIXKV_EXAMPLES replaces the number
-    of runs."""
-    asked = os.environ.get("RADIXKV_EXAMPLES", "")
+    """Settings for ``examples`` runs of ``steps`` steps; the environment variable RADIXKV_TEST_EXAMPLES replaces the
+    number of runs.
+    """
+    asked = os.environ.get("RADIXKV_TEST_EXAMPLES", "")
     phases = [Phase.explicit, Phase.reuse, Phase.generate]
-    if os.environ.get("RADIXKV_SHRINK"):
+    if os.environ.get("RADIXKV_TEST_SHRINK"):
         phases.append(Phase.shrink)
     return settings(
         max_examples=int(asked) if asked else examples,
