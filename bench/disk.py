@@ -1,7 +1,8 @@
 """The disk tier beside one raw file, one file per chunk and plain zstd: ratio, GB/s in and out, cold and warm.
 
-All in the same run, over the same payloads, with the same syncs (one for each 8 MiB of payload). Rates are of payload,
-before compression. ``python -m bench disk --help``; docs/benchmarks.md says how to read it.
+All in the same run, over the same payloads. Rates are of payload, before compression. A raw file is synced every 8 MiB;
+where its writes are compared with the tier's, in pairs of short turns, it is synced where the tier is.
+``python -m bench disk --help``; docs/benchmarks.md says how to read it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from time import perf_counter, process_time
 import numpy as np
 import zstandard
 
+from bench.disk_pairs import CAP_BYTES, HANDED_BYTES, Pairs, pairs, phases
 from bench.kv import Payloads, model_payloads, normal_payloads
 from bench.timing import machine, quiet
 from radixkv.keys import chunk_key
@@ -29,8 +31,8 @@ from radixkv.tiers import codec
 from radixkv.tiers.disk import DiskTier
 
 SYNC_BYTES = 8 << 20
-HANDED_BYTES = 32 << 20
-"""What the mover hands over at once."""
+PAIR_BYTES = 60 << 20
+"""Payload of a turn, where tier and raw file take turns."""
 
 Rates = dict[str, list[float]]
 
@@ -67,7 +69,7 @@ class Ours:
 
     def open(self) -> DiskTier:
         size = len(self.kv.payloads[0])
-        cap = 2 * size * len(self.kv.payloads) + (256 << 20)
+        cap = 2 * size * len(self.kv.payloads) + CAP_BYTES
         return DiskTier(
             str(self.folder), cap, item_bytes=self.item_bytes, chunk_bytes=size, chunk_tokens=self.kv.tokens,
             sync=self.sync,
@@ -233,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="where files go (default: a temporary folder)")
     parser.add_argument("--mib", type=int, default=256, help="payload of a pass (256)")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=16, help="turns of tier and raw file in a repeat (16)")
     parser.add_argument("--kv", choices=("model", "normal"), default="model", help="KV of SmolLM2, or normal numbers")
     parser.add_argument("--chunks", type=int, default=10_000, help="chunks of the restart (10,000; 0: none)")
     options = parser.parse_args(arguments)
@@ -246,6 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(home)
         noise = [memoryview(np.random.default_rng(n).bytes(len(part))) for n, part in enumerate(parts)]
         loud = Payloads(noise, kv.tokens, "noise")
+        few = items_of(loud)[: max(3, 1 + PAIR_BYTES // len(parts[0]))]
+        turns = Pairs(few)
         for _ in range(options.repeats):
             plain = codecs(parts, found, payload)
             for sync in (True, False):
@@ -255,11 +260,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 layer = Ours(folder / "ours", loud, sync=sync, item_bytes=4)
                 layer.passes(items_of(loud), found, f"radixkv, nothing to compress, {told}", (1,))
                 raw_file(folder, noise, found, f"one raw file, {told}", sync=sync, payload=payload)
+            turns.add(pairs(folder, few, turns=options.pairs, item_bytes=2))
             file_per_chunk(folder, parts, found, sync=True, payload=payload)
             if options.chunks:
                 restart(folder, options.chunks, found)
+        spent = phases(folder, few, turns=options.repeats, item_bytes=2)
     print(f"ratio {ours.ratio:.3f}, plain zstd-1 {plain:.3f}")
     show(found)
+    print(*turns.lines("write, same bytes, same syncs"), sep="\n")
+    print("ms for 100 MB of it, step by step")
+    for name, spent_ms in spent.items():
+        print(f"  {name:56} {spent_ms:7.1f}")
 
 
 def show(found: Rates) -> None:
@@ -268,7 +279,6 @@ def show(found: Rates) -> None:
         unit = "" if name.endswith((": s", "second")) else " GB/s"
         print(f"{name:58} {statistics.median(values):7.2f}{unit}   ({min(values):.2f} to {max(values):.2f})")
     for ours, theirs, what in (
-        ("radixkv, nothing to compress, synced: write", "one raw file, synced: write", "write, same bytes"),
         (
             "radixkv, nothing to compress, synced: read, cold",
             "one raw file, synced: read, cold",

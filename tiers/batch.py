@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from radixkv.plan import Outcome
-from radixkv.tiers.census import delete_record, name_cost, segment_key, stored_row, take_census
+from radixkv.tiers.census import delete_record, name_cost, stored_row, take_census
 from radixkv.tiers.index import Gauges, Row, pack_row
 from radixkv.tiers.lmdb_env import Store
-from radixkv.tiers.record import Record, cut
 
 if TYPE_CHECKING:
     from lmdb import Transaction
 
 
 class Put(NamedTuple):
-    """A record to write. position: where its item stands in the caller's list."""
+    """A record to write. position: where its item stands in the caller's list. segments: what the payload database is
+    given, made where the record is encoded, since the writer's thread is the one that everything waits for.
+    """
 
     position: int
     key: bytes
     row: Row
-    record: Record
+    segments: list[tuple[bytes, bytes | memoryview]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def apply(store: Store, batch: Batch, state: State, capacity_bytes: int, names_l
     outcomes: list[tuple[Outcome, int]] = []
     deleted = stored = 0
     certain = True
-    with store.writing() as txn:
+    with store.writing(sum(put.row.cost for put in batch.puts)) as txn:
         for key in batch.deletes:
             gone = delete_record(store, txn, key, row_only=batch.rows_only)
             deleted += gone.found
@@ -103,5 +104,5 @@ def apply(store: Store, batch: Batch, state: State, capacity_bytes: int, names_l
 
 def _store(store: Store, txn: Transaction[memoryview], put: Put) -> None:
     with txn.cursor(store.payload) as cursor:
-        cursor.putmulti((segment_key(put.key, number), segment) for number, segment in enumerate(cut(put.record)))
+        cursor.putmulti(put.segments)
     txn.put(put.key, pack_row(put.key, put.row), db=store.index)

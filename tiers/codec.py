@@ -27,6 +27,11 @@ _LEAST_GAIN = 32
 """A head is stored compressed when that saves at least this share of it (1/32): less is not worth the decoding."""
 
 
+_SAMPLED_BYTES = 256 << 10
+_SAMPLES, _SAMPLE_BYTES = 8, 2048
+"""Of a head of at least so many bytes a sample is compressed first: noise costs a twentieth of a try of the whole."""
+
+
 class Encoded(NamedTuple):
     """A payload as stored.
 
@@ -67,10 +72,19 @@ def encode(payload: memoryview, item_bytes: int) -> Encoded:
     head_raw = len(payload) // _HEAD_DIVISOR[item_bytes]
     if head_raw:
         _contexts.guard()
+        if head_raw >= _SAMPLED_BYTES and _is_noise(payload[:head_raw]):
+            return Encoded(RAW, 0, 0, (payload,))
         head = _contexts.compressor.compress(payload[:head_raw])
         if len(head) <= head_raw - head_raw // _LEAST_GAIN:
             return Encoded(ZSTD_HEAD, head_raw, len(head), (head, payload[head_raw:]))
     return Encoded(RAW, 0, 0, (payload,))
+
+
+def _is_noise(head: memoryview) -> bool:
+    """Whether a sample of all parts of ``head`` does not get smaller at all."""
+    step = len(head) // _SAMPLES
+    sample = b"".join(head[at : at + _SAMPLE_BYTES] for at in range(0, step * _SAMPLES, step))
+    return len(_contexts.compressor.compress(sample)) >= len(sample)
 
 
 def decode_head(head: bytes | memoryview, into: memoryview) -> None:

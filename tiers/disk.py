@@ -14,13 +14,14 @@ from radixkv.errors import ConfigError
 from radixkv.plan import Outcome
 from radixkv.protocols import IndexRow, TierStats, WriteItem
 from radixkv.tiers.batch import Batch, Put, State, apply
-from radixkv.tiers.census import KEY_BYTES, take_census
+from radixkv.tiers.census import KEY_BYTES, segment_key, take_census
 from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import claim_folder
+from radixkv.tiers.heap import keep_freed
 from radixkv.tiers.index import Row, index_row, row_bytes, unpack_row
 from radixkv.tiers.lmdb_env import Unavailable
 from radixkv.tiers.opening import open_store
-from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, pack_record
+from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, cut, pack_record
 from radixkv.tiers.space import Space, record_cost
 from radixkv.tiers.workers import Workers, usual_count
 from radixkv.types import TOKEN_BYTES
@@ -75,6 +76,7 @@ class DiskTier:
         self._space = Space.divide(capacity_bytes, chunk_bytes, self.footprint(chunk_bytes))
         self.capacity_bytes = self._space.capacity_bytes
         self._deletes_at_once = max(1, _DELETE_BYTES // self.footprint(chunk_bytes))
+        keep_freed(self._space.batch_bytes)
         self._folder, self._lock = claim_folder(path)
         try:
             self._store, census = open_store(self._folder, self._space, sync)
@@ -264,7 +266,8 @@ class DiskTier:
             raise ValueError(f"{len(payload)} payload bytes, not {row.raw_bytes}, or a key of {len(row.key)} bytes")
         record = pack_record(row.key, row.root, len(row.tokens) // TOKEN_BYTES, self._item_bytes, payload)
         stored = Row(row.parent, row.root, row.tokens, row.last_use, row.raw_bytes, record.nbytes, row.media)
-        return Put(position, row.key, stored, record)
+        segments = [(segment_key(row.key, number), segment) for number, segment in enumerate(cut(record))]
+        return Put(position, row.key, stored, segments)
 
     def _delete_most(self, keys: list[bytes]) -> list[bytes]:
         """Delete in transactions of their own while there are more keys than one may take; the keys that are left."""

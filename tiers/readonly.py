@@ -17,10 +17,11 @@ import msgspec
 from radixkv.errors import ConfigError, StoreFormat, StoreLocked
 from radixkv.keys import Namespace, as_tokens, chunk_key, root_key
 from radixkv.media import MediaTable, Span
+from radixkv.tiers.extent import Extent
 from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import DATA_FILE, damage, map_bytes
 from radixkv.tiers.index import Row, unpack_row
-from radixkv.tiers.lmdb_env import Extent, Gate, Unavailable, databases, environment
+from radixkv.tiers.lmdb_env import Gate, Unavailable, databases, environment
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class ReadOnlyStore:
                 yield txn
 
     def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
-        """Read ahead, see ``radixkv.tiers.lmdb_env.Extent``."""
+        """Read ahead, see ``radixkv.tiers.extent.Extent``."""
         self._extent.will_need(first, last, count)
 
     def _follow(self) -> None:

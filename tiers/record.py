@@ -71,17 +71,19 @@ def cut(record: Record) -> Iterator[bytes | memoryview]:
     for part in record.parts:
         view = memoryview(part)
         at = 0
-        while at < len(view):
-            piece = view[at : at + need]
-            at += len(piece)
-            if len(piece) == SEGMENT_BYTES:
-                yield piece
+        if held:
+            held.append(view[:need])
+            at = len(held[-1])
+            need -= at
+            if need:
                 continue
-            held.append(piece)
-            need -= len(piece)
-            if not need:
-                yield b"".join(held)
-                held, need = [], SEGMENT_BYTES
+            yield b"".join(held)
+            held, need = [], SEGMENT_BYTES
+        end = len(view) - (len(view) - at) % SEGMENT_BYTES
+        yield from (view[start : start + SEGMENT_BYTES] for start in range(at, end, SEGMENT_BYTES))
+        if end < len(view):
+            held = [view[end:]]
+            need -= len(view) - end
     if held:
         yield b"".join((*held, bytes(need)))
 

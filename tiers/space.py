@@ -14,7 +14,10 @@ SEGMENT_BYTES = RUN_BYTES - 16
 """Payload of a run; LMDB's overflow header takes the first 16 bytes."""
 
 PAGE_BYTES = 4096
-BATCH_BYTES = 8 << 20
+BATCH_BYTES = 20 << 20
+"""Of one transaction at most: enough for its syncs to cost little, and little enough to stay in a processor's cache."""
+
+_SMALL_BATCH_BYTES = 8 << 20
 MIN_MAP_BYTES = 512 << 10
 
 
@@ -36,10 +39,10 @@ def record_cost(record_bytes: int, row_bytes: int) -> int:
 class Space:
     """What a cap of ``map_bytes`` is divided into. All in bytes.
 
-    map_bytes: the hard limit of the data file. batch_bytes: records of one transaction, 8 MiB or a sixteenth of the
-    map, or one chunk where that is more. capacity_bytes: what records and rows may take together: 0.95 of the map,
-    less three batches (at most a quarter of the map), because pages freed by one transaction can be written again
-    only by the second one after it. record_limit: the largest record that is taken, a quarter of the map.
+    map_bytes: the hard limit of the data file. batch_bytes: records of one transaction, 20 MiB or a 128th of the map,
+    in smaller maps 8 MiB or a sixteenth, and always one chunk. capacity_bytes: what records and rows may take together:
+    0.95 of the map, less three batches (at most a quarter of the map), because pages freed by one transaction can be
+    written again only by the second one after it. record_limit: the largest record that is taken, a quarter of the map.
     """
 
     map_bytes: int
@@ -55,7 +58,8 @@ class Space:
         """
         page = max(PAGE_BYTES, mmap.PAGESIZE)
         map_bytes = limit // page * page
-        batch_bytes = max(chunk_cost, min(BATCH_BYTES, map_bytes // 16))
+        small = min(_SMALL_BATCH_BYTES, map_bytes // 16)
+        batch_bytes = max(chunk_cost, small, min(BATCH_BYTES, map_bytes // 128))
         capacity_bytes = map_bytes * 95 // 100 - min(3 * batch_bytes, map_bytes // 4)
         if map_bytes < MIN_MAP_BYTES or capacity_bytes < chunk_cost:
             least = max(MIN_MAP_BYTES, -(-chunk_cost * 100 // 70 // page) * page + page)

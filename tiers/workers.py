@@ -26,15 +26,18 @@ def usual_count() -> int:
 class _Task(Generic[R]):
     """One call on its way through a worker. ``result`` is for the thread that submitted it."""
 
-    __slots__ = ("_call", "_done", "_error", "_result")
+    __slots__ = ("_begun", "_call", "_done", "_error", "_result")
 
     def __init__(self, call: Callable[[], R]) -> None:
         self._call = call
+        self._begun = threading.Lock()  # taken by who runs it, and never given back
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._result: R
 
     def run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
         try:
             self._result = self._call()
         except BaseException as error:  # raised where the result is wanted
@@ -42,6 +45,8 @@ class _Task(Generic[R]):
         self._done.set()
 
     def result(self) -> R:
+        """What the call gave. Where no worker has begun it, this thread runs it: it would only wait for one to wake."""
+        self.run()
         self._done.wait()
         if self._error is not None:
             raise self._error

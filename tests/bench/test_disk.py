@@ -7,16 +7,33 @@ from pathlib import Path
 import pytest
 
 from bench.churn import churn
-from bench.disk import main
+from bench.disk import items_of, main
+from bench.disk_pairs import pairs
+from bench.kv import normal_payloads
 from bench.restart import build, reopen
 
 
 def test_the_disk_benchmark_prints_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--folder", str(tmp_path), "--mib", "8", "--repeats", "1", "--kv", "normal", "--chunks", "50"])
+    sizes = ["--mib", "8", "--repeats", "1", "--pairs", "2", "--chunks", "50"]
+    main(["--folder", str(tmp_path), "--kv", "normal", *sizes])
     out = capsys.readouterr().out
-    for row in ("radixkv, synced: write", "one raw file, synced: read, cold", "one file per chunk: read, warm",
-                "plain zstd-1, one core: in", "warm restart of 50 chunks: s", "ratio 1.4"):  # fmt: skip
+    rows = (
+        "radixkv, synced: write", "one raw file, synced: read, cold", "one file per chunk: read, warm",
+        "plain zstd-1, one core: in", "radixkv over the raw file, pair by pair", "sync the meta page",
+        "warm restart of 50 chunks: s", "ratio 1.4",
+    )  # fmt: skip
+    for row in rows:
         assert row in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pairs_write_the_same_bytes_with_the_same_syncs(tmp_path: Path) -> None:
+    items = items_of(normal_payloads(64 << 20))
+    found = pairs(tmp_path, items, turns=2, item_bytes=2)
+    assert len(found.ours) == len(found.raw) == len(found.ratios) == 2
+    marks = found.raw[0].marks
+    assert len(marks) > 2 and sum(marks) == sum(item.row.raw_bytes for item in items[1:])
+    assert all(turn.marks == marks for turn in (*found.ours, *found.raw))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -78,6 +78,18 @@ def test_what_does_not_pay_is_stored_raw() -> None:
     assert (zeros.head_raw, zeros.parts[1:]) == (1 << 16, (b"",))
 
 
+def test_a_large_head_is_tried_unless_a_sample_of_it_is_noise() -> None:
+    size = 2 << 20
+    assert codec.encode(noise(KEY, size), 2).codec == codec.RAW
+    assert codec.encode(planar(KEY, size), 2).codec == codec.ZSTD_HEAD
+    half = bytearray(noise(KEY, size))
+    half[: size // 4] = bytes(size // 4)  # of the head, only the first half gets smaller
+    encoded = codec.encode(memoryview(half), 2)
+    assert encoded.codec == codec.ZSTD_HEAD
+    assert encoded.head_stored < encoded.head_raw * 0.6
+    assert round_trip(bytes(half), 2) == half
+
+
 def test_the_raw_plane_is_not_copied() -> None:
     payload = bytearray(planar(KEY, 1 << 16))
     tail = codec.encode(memoryview(payload), 2).parts[1]

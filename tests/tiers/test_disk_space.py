@@ -35,6 +35,7 @@ def test_the_division_of_a_cap(capacity_bytes: int) -> None:
     assert space.map_bytes * 69 // 100 < space.capacity_bytes < space.map_bytes * 95 // 100
     assert space.batch_bytes <= BATCH_BYTES
     assert space.record_limit == space.map_bytes // 4
+    assert space.batch_bytes <= max(8 << 20, space.map_bytes // 128), "three of them are not to take much of a cap"
     if capacity_bytes >= 1 << 30:
         assert space.capacity_bytes > space.map_bytes * 92 // 100
 

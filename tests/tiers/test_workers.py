@@ -56,6 +56,26 @@ def test_they_run_ahead_but_not_far() -> None:
     workers.close()
 
 
+def test_what_no_worker_has_begun_is_run_by_who_waits_for_it() -> None:
+    workers = Workers(1)
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        begun.set()
+        assert gate.wait(30)
+
+    held = workers.each(hold, range(2))
+    other = threading.Thread(target=lambda: next(held))  # waits for the first, which a worker or it runs
+    other.start()
+    assert begun.wait(30)
+    time.sleep(0.05)
+    mine = list(workers.each(lambda _: threading.get_ident(), range(5)))
+    gate.set()
+    other.join(30)
+    assert threading.get_ident() in mine
+    workers.close()
+
+
 def test_an_error_is_raised_in_its_place() -> None:
     workers = Workers(2)
     results = workers.each(lambda n: 10 // (3 - n), range(6))
