@@ -35,7 +35,7 @@ def acquire(
     """
     core, tree, size = plane.core, plane.tree, plane.tree.page_tokens
     plane.drain()
-    root = tree.peek(namespace, core.storage)
+    root = tree.roots.get(namespace.digest) or tree.peek(namespace, core.storage)
     if not checked and (root is None or core.media.names):
         check_signs(prompt)
         checked = True
@@ -43,10 +43,11 @@ def acquire(
         root = tree.root(namespace, core.storage)
     known = prompt if said is None or said.limit is None else prompt[: said.limit]
     found = find(tree, root, known, core.config.policy.min_partial_tokens)
-    tokens, matched = len(prompt), found.pages * size
-    if not checked and matched < tokens:
-        check_signs(prompt, matched)
-    device = covered = found.device_pages * size + found.partial_tokens
+    tokens, base = len(prompt), found.device_pages * size
+    rest = prompt[base:].tobytes()
+    if not checked and found.pages * size < tokens:
+        check_signs(prompt, base, rest)
+    device = covered = base + found.partial_tokens
     parts: list[Part] = []
     left: list[Part] = []
     decision: Decision | None = None
@@ -57,13 +58,15 @@ def acquire(
             parts, left = parts[: decision.parts], parts[decision.parts :]
         if parts:
             found.partial, found.partial_tokens = None, 0
-            device = found.device_pages * size
+            device = base
     cached = covered if covered < tokens else usable(tokens, covered, purpose)
     node, depth, ids = _take_path(plane, root, found)
-    base = min(found.device_pages, cached // size) * size
+    if cached < base:  # all of the prompt is there: its last token, which is yet to be committed, is in the last page
+        base -= size
+        rest = prompt[base:].tobytes()
     lease = Lease(
         plane, root, namespace, tokens, said, node, depth, np.frombuffer(ids, INT32), len(ids) >> 2, device, covered,
-        covered, cached, cached, cached, base, prompt[base:].tobytes(),
+        covered, cached, cached, cached, base, rest,
     )  # fmt: skip
     plane.opened(lease, root)
     if decision is not None:

@@ -108,7 +108,7 @@ class Cache:
             if not checked and (media or core.media.names):
                 check_signs(prompt)
                 checked = True
-            root = tree.peek(namespace, core.storage)
+            root = tree.roots.get(namespace.digest) or tree.peek(namespace, core.storage)
             known = self._known(prompt, media) if media else prompt
             if root is None or not len(known) or not begins(tree, root, known[:size].tobytes()):
                 if not checked:

@@ -73,7 +73,7 @@ class Core:
         self.layout = layout
         self.second_use = self.disk is not None and config.disk.admission == "second-use"
         self.policy = policy = make(config.policy.eviction)
-        self.pool = PagePool(config.device.pages)
+        self.pool = PagePool(config.device.pages, layout.page_tokens)
         self.tree = PrefixTree(
             self.pool,
             policy,

@@ -17,8 +17,8 @@ from radixkv.errors import ConfigError, InvalidTokens
 from radixkv.types import INT32, ChunkKey, Tokens
 
 MAX_TOKEN = 2**31 - 1
-SHORT = 512
-"""Tokens up to which the signs are seen faster in bytes than in an array."""
+SHORT_BYTES = 2048
+"""Up to here the signs are seen faster in bytes than in an array."""
 MAX_TOKENS = 1 << 24
 """Tokens of one call at most: far above any context length, far below what would hurt."""
 
@@ -123,11 +123,11 @@ def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
     return as_tokens(tokens), True
 
 
-def check_signs(tokens: Tokens, first: int = 0) -> None:
-    """Raise InvalidTokens for the first negative token from position ``first`` on."""
-    rest = tokens[first:] if first else tokens
-    if len(rest) <= SHORT and rest.tobytes()[3::4].isascii():
+def check_signs(tokens: Tokens, first: int = 0, data: bytes = b"") -> None:
+    """Raise InvalidTokens for the first negative token from position ``first`` on. data: their bytes, if known."""
+    if 0 < len(data) <= SHORT_BYTES and data[3::4].isascii():
         return  # no sign among the highest bytes
+    rest = tokens[first:] if first else tokens
     if len(rest) and rest.item(rest.argmin()) < 0:  # half the time of a reduction
         at = first + int((rest < 0).argmax())
         raise InvalidTokens(f"token {int(tokens[at])} at position {at} is outside [0, {MAX_TOKEN}]")

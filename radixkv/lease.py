@@ -12,11 +12,11 @@ from radixkv.coverage import Part
 from radixkv.cut import cut
 from radixkv.errors import InvalidTokens, LeaseClosed, LeaseNotSettled, RadixKVError
 from radixkv.holding import NO_PAGES, NO_SPARE, Hit, Holding
-from radixkv.keys import SHORT, check_signs, plain_tokens
+from radixkv.keys import check_signs, plain_tokens
 from radixkv.node import common_tokens
 from radixkv.plane import EAGER_STORES
 from radixkv.protocols import Fence
-from radixkv.types import INT32, INT64, Slots, Tokens
+from radixkv.types import INT32, INT64, INTP, Slots, Tokens
 
 WAIT_S = 0.02
 """Longest sleep of ``wait`` between looks: another thread may have applied the completion it waits for."""
@@ -166,7 +166,7 @@ class Lease(Holding):
             self.length = end
             if n == skip:
                 return np.full(n, -1, np.int64)
-            touched = pages if entry + copy >= old else self._table[entry:last].astype(np.intp)
+            touched = pages if entry + copy >= old else self._table[entry:last].astype(INTP)
             left = end - (last - 1) * size  # tokens of the last page; all new pages are marked full so far
             if entry < old:
                 page, fill = touched.item(0), size if len(touched) > 1 else left
@@ -226,8 +226,8 @@ class Lease(Holding):
                 data = array.tobytes()
                 if inside > 0:
                     said, data = data[: 4 * inside], data[4 * inside :]
-                if not checked and (len(data) > 4 * SHORT or not data[3::4].isascii()):
-                    check_signs(array, max(0, inside))
+                if not checked:
+                    check_signs(array, max(0, inside), data)
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
             if inside > 0:

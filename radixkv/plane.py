@@ -83,7 +83,10 @@ class Plane:
         """Slots of all tokens of ``pages``, in order."""
         size, offsets = self.tree.page_tokens, self._offsets
         out = (pages * size).repeat(size)
-        if len(out) > len(offsets) and len(offsets) < OFFSETS * size:
+        if len(out) <= len(offsets):
+            out += offsets[: len(out)]
+            return out
+        if len(offsets) < OFFSETS * size:
             self._offsets = offsets = np.tile(offsets[:size], min(len(pages), OFFSETS))
         for at in range(0, len(out), len(offsets)):
             part = out[at : at + len(offsets)]

@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.errors import OutOfPages
-from radixkv.types import INT32, PageIds, PageIndex
+from radixkv.types import INT32, INTP, PageIds, PageIndex
+
+CACHED, FILL = 1 << 32, 48
+"""In a page's word: the mark of the tree's, and the shift of the fill; its ref count is the low half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class PagePool:
         "pages",
         "stack",
         "free",
+        "_full",
+        "_words",
         "ref",
         "cached",
         "loading",
@@ -49,14 +54,16 @@ class PagePool:
         "n_shared",
     )
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, page_tokens: int) -> None:
         self.pages = pages
         self.stack: PageIds = np.arange(pages - 1, -1, -1, dtype=np.int32)
         self.free = pages
-        self.ref: npt.NDArray[np.int32] = np.zeros(pages, np.int32)
-        self.cached: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
+        self._words: npt.NDArray[np.uint64] = np.zeros(pages, np.uint64)  # the next three, set in one access
+        self.ref: npt.NDArray[np.int32] = self._words.view(np.int32)[::2]
+        self.cached: npt.NDArray[np.bool_] = self._words.view(np.bool_)[4::8]
+        self.fill: npt.NDArray[np.uint16] = self._words.view(np.uint16)[3::4]
+        self._full = np.array(page_tokens << FILL | CACHED, np.uint64)  # the word of a page that only the tree has
         self.loading: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
-        self.fill: npt.NDArray[np.uint16] = np.zeros(pages, np.uint16)
         self.busy: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # copies and fences that still touch the page
         self.unready: npt.NDArray[np.int32] = np.zeros(
             pages, np.int32
@@ -71,9 +78,8 @@ class PagePool:
         if self.free < count:
             raise OutOfPages(f"{count} pages wanted, {self.free} of {self.pages} free")
         self.free -= count
-        out = self.stack[self.free : self.free + count].astype(np.intp)
-        self.ref[out] = 1
-        self.fill[out] = fill
+        out = self.stack[self.free : self.free + count].astype(INTP)
+        self._words[out] = fill << FILL | 1
         return out
 
     def retain(self, pages: PageIds) -> None:
@@ -93,7 +99,7 @@ class PagePool:
         if len(pages) == 1:
             self.release_one(pages.item(0))
             return
-        pages = pages.astype(np.intp)
+        pages = pages.astype(INTP)
         left = self.ref[pages] - 1
         self.ref[pages] = left
         if self.n_shared:
@@ -130,15 +136,20 @@ class PagePool:
         self.cached[page] = True
         self.n_cached += 1
 
-    def enter(self, pages: PageIds, *, handed: bool = False) -> None:
-        """The tree takes these pages in. The holder's refs stay until it releases them; handed: they go now."""
-        index = pages.astype(np.intp)
-        self.cached[index] = True
+    def enter(self, pages: PageIds) -> None:
+        """The tree takes these pages in; the holder's refs stay until it releases them."""
+        self.cached[pages] = True
+        self.n_cached += len(pages)
+
+    def hand_over(self, pages: PageIds) -> None:
+        """``enter`` and ``release`` of full pages."""
+        index = pages.astype(INTP)
         self.n_cached += len(index)
-        if handed and self.n_shared:
+        if self.n_shared:
+            self.cached[index] = True
             self.release(index)
-        elif handed:
-            self.ref[index] = 0  # the holder's was the only one
+        else:
+            self._words[index] = self._full  # the holder's refs were the only ones
 
     def leave(self, ids: bytes) -> int:
         """The tree gives these pages (int32 ids) up. Returns how many are free now; the others are private or
@@ -146,7 +157,7 @@ class PagePool:
         """
         if len(ids) == 4:  # one number costs a tenth of an index array of one
             return self.leave_one(int.from_bytes(ids, "little"))
-        index = np.frombuffer(ids, INT32).astype(np.intp)
+        index = np.frombuffer(ids, INT32).astype(INTP)
         self.cached[index] = False
         self.n_cached -= len(index)
         ref = self.ref[index]

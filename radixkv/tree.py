@@ -233,7 +233,10 @@ class PrefixTree(Paths):
                 node.last_use = now
             off += same * size
         if own is not None and new >= 0:
-            self.pool.enter(own[new:] if new else own, handed=handed and kept is own)
+            if handed and kept is own:
+                self.pool.hand_over(own)
+            else:
+                self.pool.enter(own[new:] if new else own)
         return node, kept
 
     def _adopt(self, node: Node, within: int, key: bytes, off: int, pages: PageIds) -> None:
@@ -265,7 +268,8 @@ class PrefixTree(Paths):
             not node.children and not node.tails and node.parent is not None and full + count <= self.grow_pages
             and (ids is None or node.resident == full)
         )  # fmt: skip
-        count = min(count, self.edge_pages)
+        if count > self.edge_pages:
+            count = self.edge_pages
         edge = key[off : off + count * size]
         pages = b"" if ids is None else ids[off // size * 4 : (off // size + count) * 4]
         if in_place:
@@ -285,7 +289,7 @@ class PrefixTree(Paths):
 
     def _claim(self, node: Node, key: bytes, off: int) -> None:
         """Tails of ``node`` that say less than the page about to stand at its end go."""
-        for tail in list(node.tails or ()):
+        for tail in tuple(node.tails or ()):
             if key.startswith(tail.edge, off):
                 self.drop_tail(tail)
 
@@ -293,9 +297,9 @@ class PrefixTree(Paths):
         """A tail leaves the tree. Returns the pages freed."""
         node = tail.parent
         tail.alive = False
-        assert node.tails is not None
-        node.tails.remove(tail)
-        if not node.tails:
+        if node.tails is not None and len(node.tails) > 1:
+            node.tails.remove(tail)
+        else:
             node.tails = None
         self.unfilled -= self.page_tokens - (len(tail.edge) >> 2)
         freed = self.pool.leave_one(tail.page)

@@ -22,7 +22,7 @@ PageIndex: TypeAlias = npt.NDArray[np.intp]
 Tokens: TypeAlias = npt.NDArray[np.int32]
 Slots: TypeAlias = npt.NDArray[np.int64]
 
-INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
+INT32, INT64, INTP = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.intp)
 """numpy makes one anew, in 80 ns, wherever it is given the scalar type."""
 
 TOKEN_BYTES = 4

@@ -49,7 +49,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(pages=st.integers(0, 12))
     def start(self, pages: int) -> None:
-        self.pool = PagePool(pages)
+        self.pool = PagePool(pages, 16)
         self.model = [Model() for _ in range(pages)]
         self.holds: list[tuple[list[int], bool, bool]] = []
 
@@ -109,7 +109,7 @@ class PoolMachine(RuleBasedStateMachine):
     def hand_over(self, data: st.DataObject) -> None:
         """The tree takes pages in, and the lease that gave them counts them no more."""
         pages = self.choose(data, self.where("private"))
-        self.pool.enter(ids(pages), handed=True)
+        self.pool.hand_over(ids(pages))
         for i in pages:
             self.model[i].cached = True
             self.model[i].refs -= 1

@@ -44,7 +44,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @initialize(pages=st.sampled_from([4, 10, 200]), edge=st.sampled_from([2, 4, 8, 4096]))
     def start(self, pages: int, edge: int) -> None:
-        self.pool = PagePool(pages)
+        self.pool = PagePool(pages, PAGE)
         self.tree = PrefixTree(
             self.pool,
             LRU(),
