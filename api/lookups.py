@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -21,8 +22,10 @@ QUICK_BYTES = 1 << 16
 QUICK_PROMPTS = 16
 QUICK_TOKENS = 8192
 """A lookup within all three is small: decoding and looking up take it less than a millisecond."""
-WAIT_S = 0.001
-"""Whoever has the lock is done in microseconds, if the interpreter lets it run: for that it gets this long, once."""
+PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02)
+"""Whoever has the lock is done in microseconds, once the interpreter lets it run: a lookup is tried again after each of
+these, and only then left to a thread. At once would make it worse: one holder stopped inside the lock sent 200 there.
+"""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,26 +38,33 @@ class Lookups:
     def __init__(self, backend: Backend, max_tokens: int) -> None:
         self._backend = backend
         self._max_tokens = max_tokens
-        self._patient = True  # until a wait was in vain; again once the lock has been free
 
-    def now(self, body: bytes, caller: Caller) -> bytes | None:
-        """The answer to a small lookup, hardly waiting. None: that is for ``work`` to say. Raises ProblemError."""
+    async def soon(self, body: bytes, caller: Caller) -> bytes | None:
+        """The answer to a small lookup, on the event loop. None: that is for ``work`` to say. Raises ProblemError."""
+        prompts = self._small(body, caller)
+        if prompts is None:
+            return None
+        found: list[Match] = []
+        for pause_s in PAUSES_S:
+            while len(found) < len(prompts):
+                match = self._backend.try_lookup(*prompts[len(found)])
+                if match is None:
+                    break
+                found.append(match)
+            else:
+                return _answer(found)
+            await asyncio.sleep(pause_s)
+        return None
+
+    def _small(self, body: bytes, caller: Caller) -> Prompts | None:
+        """The prompts of a small lookup. None: it is none, or not for certain one that may be answered."""
         if not self._backend.quick or len(body) > QUICK_BYTES:
             return None
         asked = parse_lookup(body)
         if asked is None or len(asked.prompts) > QUICK_PROMPTS:
             return None
         prompts = self._prompts(asked, caller)
-        if sum([len(tokens) for _, tokens in prompts]) > QUICK_TOKENS:
-            return None
-        found = []
-        for space, tokens in prompts:
-            match = self._backend.try_lookup(space, tokens, WAIT_S if self._patient else 0.0)
-            self._patient = match is not None
-            if match is None:
-                return None
-            found.append(match)
-        return _answer(found)
+        return prompts if sum([len(tokens) for _, tokens in prompts]) <= QUICK_TOKENS else None
 
     def work(self, body: bytes, caller: Caller) -> Callable[[Stop], bytes]:
         """What a thread does to answer any lookup. It raises ProblemError."""

@@ -86,7 +86,7 @@ class Service:
     async def lookup(self, request: Request) -> Response:
         caller = self.guard.caller(request, changes=False)
         body = await self.bodies.read(request)
-        answer = self.lookups.now(body, caller)
+        answer = await self.lookups.soon(body, caller)
         if answer is None:
             answer = await self.fast.run(request, self.lookups.work(body, caller))
         return _json(answer)

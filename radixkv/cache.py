@@ -123,12 +123,10 @@ class Cache:
                 host = host_tokens(parts, found, size, device, covered)
         return Match(device, host, covered, covered, covered if covered < n else n - 1)
 
-    def try_lookup(self, namespace: Namespace, tokens: Any, wait_s: float = 0.0) -> Match | None:
-        """``lookup``, for a thread that must not wait, an event loop's: None where another thread keeps the lock for
-        longer than ``wait_s``.
-        """
+    def try_lookup(self, namespace: Namespace, tokens: Any) -> Match | None:
+        """``lookup``, for a thread that must not wait, an event loop's: None while another thread has the lock."""
         lock = self._plane.lock
-        if not lock.acquire(timeout=wait_s):
+        if not lock.acquire(blocking=False):
             return None
         try:
             return self.lookup(namespace, tokens)

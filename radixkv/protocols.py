@@ -28,8 +28,8 @@ class Lock(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Any: ...
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it, within ``timeout`` seconds (-1: however long it takes). Returns whether it was taken."""
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it; not blocking: only if no other thread has it. Returns whether it was taken."""
         ...
 
     def release(self) -> None:
