@@ -16,20 +16,30 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     _head: asyncio.TimerHandle | None = None
+    _begun = False
+    """Whether a request's headers are still to come: nearly always they come at once, and need no timer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: it has so long to say what it wants."""
         super().connection_made(transport)
         self._expect_head()
 
+    def data_received(self, data: bytes) -> None:
+        """What has arrived; a request whose headers have not all arrived with it has so long for the rest."""
+        super().data_received(data)
+        if self._begun and self._head is None:
+            self._expect_head()
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        self._expect_head()
+        self._forget_head()
+        self._begun = True
 
     def on_headers_complete(self) -> None:
         """Its headers are here; the body has a deadline of its own."""
         self._forget_head()
+        self._begun = False
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
