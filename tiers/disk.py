@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 _DELETE_BYTES = 64 << 20
 """Records deleted by one transaction: LMDB keeps the list of the pages they free in one value."""
 
+_LEAST_BATCH_BYTES = 6 << 20
+"""Records of a transaction that need not wait for more."""
+
 _SYNC_BYTES = 64 << 20
 """Bytes written without a sync at most, where transactions are not synced."""
 
@@ -139,7 +142,8 @@ class DiskTier:
         touch: Sequence[tuple[bytes, int]] = (),
         names: Sequence[tuple[bytes, Names]] = (),
     ) -> Written:
-        """One durable batch: deletes, then writes, then last uses and names, in transactions of ``Space.batch_bytes``.
+        """One durable batch: deletes, then writes, then last uses and names, in transactions of ``Space.batch_bytes``,
+        or smaller ones where the disk would wait for records that are not encoded yet.
 
         Per item (outcome, bytes it takes of the cap). Refused: no room, over a quarter of the cap, or a key that names
         another chunk. Deletes that fail are in ``undeleted``.
@@ -152,7 +156,8 @@ class DiskTier:
             deletes = self._delete_most(list(delete))
             puts: list[Put] = []
             size = 0
-            for put in self._workers.each(self._put, enumerate(items)):
+            encoded = self._workers.each(self._put, enumerate(items))
+            for put in encoded:
                 position = put.position
                 if put.row.cost > self._space.record_limit:
                     out[position] = (Outcome.REFUSED, 0)
@@ -163,6 +168,9 @@ class DiskTier:
                     deletes, puts, size = [], [], 0
                 puts.append(put)
                 size += put.row.cost
+                if size >= _LEAST_BATCH_BYTES and encoded.late:
+                    self._commit(Batch(deletes, puts), out)
+                    deletes, puts, size = [], [], 0
             if deletes or puts or touch or entries:
                 self._commit(Batch(deletes, puts, touch, entries), out)
         return out

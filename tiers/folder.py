@@ -11,10 +11,10 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,9 @@ DATA_FILE = "data.mdb"
 READERS_FILE = "lock.mdb"
 WRITER_FILE = "writer.lock"
 COPY_FILE = "data.mdb.new"
+
+KEPT_ASIDE = 3
+"""Damaged data files that are kept."""
 
 _log = logging.getLogger(__name__)
 
@@ -153,8 +156,18 @@ _PAGE_SIZES = (4096, 8192, 16384, 32768)
 _META_END = _LAST_PAGE_AT + 16
 
 
-def damage(folder: Path) -> str:
-    """Why the data file must not be mapped; "" where it may, or does not exist.
+class Damage(NamedTuple):
+    """Why a data file must not be mapped. cut: it is a store's whose end is gone; its leading pages may be sound."""
+
+    reason: str
+    cut: bool = False
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def damage(folder: Path) -> Damage | None:
+    """Why the data file must not be mapped; None where it may, or does not exist.
 
     LMDB opens a file that was cut short and dies of SIGBUS when it reads the part that is gone, so the size is
     compared with what both meta pages (``MDB_meta`` of LMDB 0.9, 64-bit) say. Raises StoreFormat for a file of
@@ -163,30 +176,30 @@ def damage(folder: Path) -> str:
     try:
         file = (folder / DATA_FILE).open("rb")
     except FileNotFoundError:
-        return ""
+        return None
     with file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(_META_END)
         at = head.find(_MAGIC)
         if at < 0 or len(head) < _META_END:
-            return f"its data file of {size} bytes is not an LMDB file"
+            return Damage(f"its data file of {size} bytes is not an LMDB file")
         version = int.from_bytes(head[at + 4 : at + 8], "little")
         versions = {version} if at != _META_AT else {version, *_other_versions(file)}
         if 1 not in versions or at != _META_AT:
             raise StoreFormat(f"disk store {folder} has LMDB data format {version}, not 1: it was left as it is")
         if len(versions) > 1:  # a file of another generation says so twice
-            return f"its meta pages say data formats {sorted(versions)}"
+            return Damage(f"its meta pages say data formats {sorted(versions)}")
         page_bytes = int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 4], "little")
         if page_bytes not in _PAGE_SIZES:
-            return f"its data file says pages of {page_bytes} bytes"
+            return Damage(f"its data file says pages of {page_bytes} bytes")
         file.seek(page_bytes)
         other = file.read(_META_END)
     if other[_META_AT : _META_AT + 4] != _MAGIC:
-        return f"its data file of {size} bytes has no second meta page"
+        return Damage(f"its data file of {size} bytes has no second meta page")
     last = max(int.from_bytes(meta[_LAST_PAGE_AT : _LAST_PAGE_AT + 8], "little") for meta in (head, other))
     if size < (last + 1) * page_bytes:
-        return f"its data file was cut to {size} of {(last + 1) * page_bytes} bytes"
-    return ""
+        return Damage(f"its data file was cut to {size} of {(last + 1) * page_bytes} bytes", size >= 2 * page_bytes)
+    return None
 
 
 def _other_versions(file: BinaryIO) -> Iterator[int]:
@@ -215,15 +228,47 @@ def page_bytes(folder: Path) -> int:
     return int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 4], "little")
 
 
-def set_aside(folder: Path, reason: str) -> None:
-    """Move a data file that cannot be used out of the way, with one warning. It counts against no cap any more."""
-    number = 1
-    while (aside := folder / f"{DATA_FILE}.damaged-{number}").exists():
-        number += 1
+def set_aside(folder: Path, reason: str, limit: int) -> None:
+    """Move a data file that cannot be used out of the way, with one warning.
+
+    With those set aside before it, it may take ``limit`` bytes, the cap, and be one of ``KEPT_ASIDE``: the oldest go
+    first. The newest stays whatever its size.
+    """
+    before = files_aside(folder)
+    number = 1 + max(map(_number_aside, before), default=0)
+    aside = folder / f"{DATA_FILE}.damaged-{number}"
     (folder / DATA_FILE).rename(aside)
+    gone = give_way([*before, aside], limit, KEPT_ASIDE)
     (folder / READERS_FILE).unlink(missing_ok=True)
     sync_folder(folder)
-    _log.warning("disk store %s: %s; the old file is kept as %s", folder, reason, aside.name)
+    removed = f"; removed to bound what is kept: {', '.join(path.name for path in gone)}" if gone else ""
+    _log.warning("disk store %s: %s; the old file is kept as %s%s", folder, reason, aside.name, removed)
+
+
+def files_aside(folder: Path) -> list[Path]:
+    """Data files that were set aside, oldest first."""
+    paths = folder.glob(f"{DATA_FILE}.damaged-*")
+    return sorted((path for path in paths if path.name.rpartition("-")[2].isdecimal()), key=_number_aside)
+
+
+def _number_aside(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def give_way(files: Sequence[Path], limit: int, most: int) -> list[Path]:
+    """Remove the first of ``files`` until the others are ``most`` or fewer and take ``limit`` bytes or less; the last
+    one stays. Those that were removed.
+    """
+    sizes = [path.stat().st_size for path in files]
+    total = sum(sizes)
+    gone: list[Path] = []
+    for path, size in zip(files[:-1], sizes, strict=False):
+        if len(files) - len(gone) <= most and total <= limit:
+            break
+        path.unlink(missing_ok=True)
+        gone.append(path)
+        total -= size
+    return gone
 
 
 def install_copy(folder: Path) -> None:

@@ -33,15 +33,15 @@ def open_store(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
     operator must mend.
     """
     try:
-        reason = damage(folder)
-        if reason:
-            set_aside(folder, reason)
+        found = damage(folder)
+        if found is not None and not found.cut:
+            set_aside(folder, found.reason, space.map_bytes)
         elif (folder / DATA_FILE).exists():
-            mend(folder, space)
+            mend(folder, space, "" if found is None else found.reason)
         try:
             return _open(folder, space, sync)
         except _DAMAGED as error:
-            set_aside(folder, f"LMDB cannot read its data file ({error})")
+            set_aside(folder, f"LMDB cannot read its data file ({error})", space.map_bytes)
             return _open(folder, space, sync)
     except (OSError, lmdb.Error) as error:
         raise ConfigError(f"disk store {folder} cannot be opened: {error}") from error

@@ -86,9 +86,9 @@ class ReadOnlyStore:
         self._connect()
 
     def _connect(self) -> None:
-        reason = damage(self.folder)
-        if reason:
-            raise StoreFormat(f"disk store {self.folder} cannot be read: {reason}")
+        found = damage(self.folder)
+        if found is not None:
+            raise StoreFormat(f"disk store {self.folder} cannot be read: {found}")
         self._env = environment(self.folder, map_bytes(self.folder), sync=False, readonly=True)
         try:
             self._extent = Extent(self.folder, self._env)

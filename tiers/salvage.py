@@ -18,17 +18,19 @@ from radixkv.tiers.structure import DataFile, Found
 _log = logging.getLogger(__name__)
 
 
-def mend(folder: Path, space: Space) -> bool:
+def mend(folder: Path, space: Space, reason: str = "") -> bool:
     """Check the tree pages of the data file in a locked folder. Where they are damaged, save what is sound.
 
-    True: the file was replaced, or set aside because nothing of it could be saved. A file that is not a store of this
-    version is left alone. Raises OSError and lmdb.Error where the new file cannot be written.
+    reason: why the file must go whatever its pages say: its end is missing. True: the file was replaced, or set aside
+    because nothing of it could be saved. A file that is not a store of this version is left alone, or goes whole.
+    Raises OSError and lmdb.Error where the new file cannot be written.
     """
     with DataFile(folder, page_bytes(folder)) as file:
         found = file.check()
-        if not found.problems or _foreign(file, found):
+        foreign = _foreign(file, found)
+        if not reason and (not found.problems or foreign):
             return False
-        rows, segments = _sound(file, found)
+        rows, segments = ({}, {}) if foreign else _sound(file, found)
         saved = {key: row for key, row in rows.items() if all(name in segments for name in _names(key, row))}
         entries = kept(
             [Entry(key, row.parent, row.last_use, row.cost, row.segments) for key, row in saved.items()],
@@ -40,8 +42,9 @@ def mend(folder: Path, space: Space) -> bool:
         except (OSError, lmdb.Error):
             (folder / COPY_FILE).unlink(missing_ok=True)
             raise
-    reason = f"its tree pages are damaged ({found.problems[0]})"
-    set_aside(folder, f"{reason}; {len(entries)} of at least {len(rows)} records were saved")
+    reason = reason or f"its tree pages are damaged ({found.problems[0]})"
+    saving = f"{len(entries)} of at least {len(rows)} records were saved"
+    set_aside(folder, f"{reason}; {saving}", space.map_bytes)
     if entries:
         install_copy(folder)
     sync_folder(folder)

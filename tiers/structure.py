@@ -59,7 +59,10 @@ class Found:
 
 
 class DataFile:
-    """The pages of a data file whose size fits its meta pages (``radixkv.tiers.folder.damage``). A context manager."""
+    """The pages of a data file with two meta pages (``radixkv.tiers.folder.damage``). A context manager.
+
+    Where the file is shorter than they say, pages past its end are as damaged as any other that makes no sense.
+    """
 
     def __init__(self, folder: Path, page_bytes: int) -> None:
         with (folder / DATA_FILE).open("rb") as file:
@@ -70,7 +73,7 @@ class DataFile:
         self.pages = np.frombuffer(self._map, np.uint8, whole * page_bytes).reshape(whole, page_bytes)
         meta = max((self.pages[page].tobytes() for page in (0, 1)), key=lambda meta: _number(meta, _META_AT + _TXN))
         self._meta = meta
-        self.last = _number(meta, _META_AT + _LAST_PAGE)
+        self.last = min(_number(meta, _META_AT + _LAST_PAGE), whole - 1)
         self.found = Found()
         self._runs: list[tuple[Integers, Integers]] = [(np.array([0]), np.array([2]))]  # first pages, page counts
 

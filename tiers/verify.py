@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from radixkv.errors import ConfigError, StoreFormat
 from radixkv.keys import chunk_key
 from radixkv.tiers.census import KEY_BYTES, delete_record, segment_key
-from radixkv.tiers.folder import DATA_FILE, claim_folder, damage, map_bytes, sync_folder
+from radixkv.tiers.folder import DATA_FILE, claim_folder, damage, give_way, map_bytes, sync_folder
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import Store
 from radixkv.tiers.readonly import ReadOnlyStore, reachable
@@ -23,6 +24,7 @@ from radixkv.tiers.shrink import shrink
 from radixkv.tiers.space import Space
 
 QUARANTINE = "quarantine"
+QUARANTINED_FILES = 10_000
 _BATCH = 256
 _COPY_BYTES = 8 << 20
 MAX_RECORD_BYTES = 4 << 30
@@ -140,9 +142,9 @@ def _maintained(folder: str | os.PathLike[str]) -> Iterator[Store]:
         raise ConfigError(f"{folder} holds no disk store: there is no {DATA_FILE}")
     path, lock = claim_folder(os.fspath(folder))
     try:
-        reason = damage(path)
-        if reason:
-            raise StoreFormat(f"disk store {path} cannot be read: {reason}")
+        found = damage(path)
+        if found is not None:
+            raise StoreFormat(f"disk store {path} cannot be read: {found}")
         store = Store(path, map_bytes(path), sync=True)
         try:
             yield store
@@ -154,10 +156,18 @@ def _maintained(folder: str | os.PathLike[str]) -> Iterator[Store]:
         lock.release()
 
 
-def quarantine(folder: str | os.PathLike[str], findings: Collection[Finding]) -> list[Path]:
+class Quarantined(NamedTuple):
+    """files: what damaged records were moved to. removed: the oldest files of the folder, to keep it within bounds."""
+
+    files: list[Path]
+    removed: list[Path]
+
+
+def quarantine(folder: str | os.PathLike[str], findings: Collection[Finding]) -> Quarantined:
     """Take damaged records out of a store: their bytes go to files in its ``quarantine`` folder, synced, first.
 
-    Returns the files. Raises StoreLocked where a writer runs, ConfigError, StoreFormat, OSError.
+    The folder may take a quarter of the cap and hold ``QUARANTINED_FILES``. Raises StoreLocked where a writer runs,
+    ConfigError, StoreFormat, OSError.
     """
     keys = [finding.key for finding in findings if finding.problem is not Problem.UNREACHABLE]
     files: list[Path] = []
@@ -172,8 +182,11 @@ def quarantine(folder: str | os.PathLike[str], findings: Collection[Finding]) ->
             with store.writing() as txn:
                 for key in batch:
                     delete_record(store, txn, key)
+        everything = sorted(aside.iterdir(), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        removed = give_way(everything, map_bytes(store.folder) // 4, QUARANTINED_FILES)
+        sync_folder(aside)
         sync_folder(store.folder)
-    return files
+    return Quarantined([path for path in files if path not in set(removed)], removed)
 
 
 def _save(store: Store, key: bytes, aside: Path) -> Iterator[Path]:

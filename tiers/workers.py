@@ -44,6 +44,10 @@ class _Task(Generic[R]):
             self._error = error
         self._done.set()
 
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
     def result(self) -> R:
         """What the call gave. Where no worker has begun it, this thread runs it: it would only wait for one to wake."""
         self.run()
@@ -51,6 +55,27 @@ class _Task(Generic[R]):
         if self._error is not None:
             raise self._error
         return self._result
+
+
+class Results(Iterator[R], Generic[T, R]):
+    """What calls on ``items`` give, in order, ``ahead`` of them under way."""
+
+    def __init__(self, submit: Callable[[T], _Task[R]], items: Iterable[T], ahead: int) -> None:
+        self._submit = submit
+        self._source = iter(items)
+        self._tasks = deque(self._submit(item) for item in islice(self._source, ahead))
+
+    def __next__(self) -> R:
+        if not self._tasks:
+            raise StopIteration
+        result = self._tasks.popleft().result()
+        self._tasks.extend(self._submit(item) for item in islice(self._source, 1))
+        return result
+
+    @property
+    def late(self) -> bool:
+        """Whether there is a next result, and one would have to wait for it."""
+        return bool(self._tasks) and not self._tasks[0].done
 
 
 class Workers:
@@ -65,20 +90,12 @@ class Workers:
         self._threads: list[threading.Thread] = []
         weakref.finalize(self, _end, self._queue, self._threads)
 
-    def each(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    def each(self, call: Callable[[T], R], items: Iterable[T]) -> Results[T, R]:
         """Results in the order of ``items``; twice as many calls as there are workers are under way ahead of them.
 
         What a call raises is raised in its place. Whoever stops early leaves calls to end by themselves.
         """
-        source = iter(items)
-        ahead: deque[_Task[R]] = deque()
-        for item in islice(source, 2 * self._count):
-            ahead.append(self._submit(call, item))
-        while ahead:
-            result = ahead.popleft().result()
-            for item in islice(source, 1):
-                ahead.append(self._submit(call, item))
-            yield result
+        return Results(lambda item: self._submit(call, item), items, 2 * self._count)
 
     def _submit(self, call: Callable[[T], R], item: T) -> _Task[R]:
         task: _Task[R] = _Task(lambda: call(item))

@@ -148,7 +148,7 @@ def check_store(store: Path | None) -> Check:
     if any(find_spec(name) is None for name in ("lmdb", "zstandard")):
         return Check("store", "skipped", "lmdb or zstandard is not installed (extra [disk])")
     from radixkv.errors import RadixKVError
-    from radixkv.tiers.folder import holder, map_bytes
+    from radixkv.tiers.folder import files_aside, holder, map_bytes
     from radixkv.tiers.readonly import open_read_only
     from radixkv.tiers.verify import verify
 
@@ -158,7 +158,7 @@ def check_store(store: Path | None) -> Check:
             keys = random.sample(list(contents.rows), min(SAMPLE, len(contents.rows)))
             result = verify(found, keys=keys)
             size, cap = (found.folder / "data.mdb").stat().st_size, map_bytes(found.folder)
-            aside = sorted(path.name for path in found.folder.glob("data.mdb.damaged-*"))
+            aside = [path.name for path in files_aside(found.folder)]
             writer = holder(found.folder)
     except (RadixKVError, OSError) as error:
         return Check("store", "failed", str(error))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -61,7 +62,7 @@ def _opened(folder: Path) -> Iterator[ReadOnlyStore]:
 def ls(folder: Folder, json: Json = False) -> None:
     """List what a store holds, by namespace, layout and shard. Works beside a running writer."""
     with _opened(folder) as found:
-        from radixkv.tiers.folder import DATA_FILE, holder, map_bytes
+        from radixkv.tiers.folder import DATA_FILE, files_aside, holder, map_bytes
 
         spaces = found.namespaces()
         damaged = len(found.snapshot().damaged)
@@ -71,7 +72,7 @@ def ls(folder: Folder, json: Json = False) -> None:
             "cap_bytes": map_bytes(found.folder),
             "writer": holder(found.folder) or None,
             "damaged_rows": damaged,
-            "set_aside": sorted(path.name for path in found.folder.glob(f"{DATA_FILE}.damaged-*")),
+            "set_aside": [path.name for path in files_aside(found.folder)],
             "namespaces": [_plain(space) for space in spaces],
         }
     if json:
@@ -88,9 +89,14 @@ def _plain(space: StoredNamespace) -> dict[str, Any]:
 
 def _show_spaces(report: dict[str, Any], spaces: list[StoredNamespace]) -> None:
     console = Console()
-    table = Table("root", "namespace", title=escape(report["folder"]), title_justify="left")
-    for name in ("chunks", "tokens", "MB stored", "ratio", "unreachable"):
-        table.add_column(name, justify="right")
+    table = Table(
+        title=escape(report["folder"]), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    table.add_column("root", no_wrap=True)
+    table.add_column("namespace", overflow="fold", min_width=16)  # never cut: it is what commands are told
+    gaps = any(space.unreachable for space in spaces)
+    for name in ("chunks", "tokens", "MB stored", "ratio", *["unreachable"] * gaps):
+        table.add_column(name, justify="right", no_wrap=True)
     for space in spaces:
         told = {name: value for name, value in space.parts.items() if value and not name.startswith(("tp_", "pp_"))}
         table.add_row(
@@ -100,7 +106,7 @@ def _show_spaces(report: dict[str, Any], spaces: list[StoredNamespace]) -> None:
             f"{space.tokens:,}",
             f"{space.stored_bytes / 1e6:,.1f}",
             f"{space.raw_bytes / space.stored_bytes:.2f}",
-            f"{space.unreachable:,}",
+            *[f"{space.unreachable:,}"] * gaps,
         )
     console.print(table)
     console.print(
@@ -111,7 +117,7 @@ def _show_spaces(report: dict[str, Any], spaces: list[StoredNamespace]) -> None:
     if report["damaged_rows"]:
         console.print(f"[bold red]{report['damaged_rows']} index rows are damaged[/]: radixkv store verify")
     for name in report["set_aside"]:
-        console.print(f"[yellow]{escape(name)}[/] was set aside at an earlier open and counts against no cap")
+        console.print(f"[yellow]{escape(name)}[/] was set aside at an earlier open; delete it when you like")
 
 
 @store.command()
@@ -132,15 +138,18 @@ def verify(
         damaged = result.damaged
     seconds = time.monotonic() - began
     moved: list[Path] = []
+    removed: list[Path] = []
     if quarantine and damaged:
         with _usable():
             from radixkv.tiers.verify import quarantine as move
 
-            moved = move(folder, damaged)
+            moved, removed = move(folder, damaged)
     if json:
-        typer.echo(json_format.dumps(_report(folder, result, seconds, moved), indent=2))
+        typer.echo(json_format.dumps(_report(folder, result, seconds, moved, removed), indent=2))
     else:
         _show_findings(result, seconds, moved, asked=quarantine)
+        if removed:
+            print(f"removed the {len(removed):,} oldest files of it: it is bounded, see docs/store.md")
     raise typer.Exit(DAMAGED if damaged else 0)
 
 
@@ -154,7 +163,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _report(folder: Path, result: Verified, seconds: float, moved: list[Path]) -> dict[str, Any]:
+def _report(folder: Path, result: Verified, seconds: float, moved: list[Path], removed: list[Path]) -> dict[str, Any]:
     def plain(finding: Finding) -> dict[str, str]:
         key, root = finding.key.hex(), finding.root.hex()
         return {"key": key, "root": root, "problem": finding.problem.value, "detail": finding.detail}
@@ -168,6 +177,7 @@ def _report(folder: Path, result: Verified, seconds: float, moved: list[Path]) -
         "damaged": [plain(finding) for finding in result.damaged],
         "unreachable": len(result.findings) - len(result.damaged),
         "quarantined": [str(path) for path in moved],
+        "quarantine_removed": [str(path) for path in removed],
     }
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from radixkv.keys import Namespace, root_key
 from radixkv.plan import Outcome
 from radixkv.protocols import WriteItem
 from radixkv.tiers.disk import DiskTier
+from radixkv.tiers.folder import map_bytes
 from tests.tiers.chunks import CHUNK_BYTES, TOKENS, item, keys
 from tests.tiers.contract import check_gauges, read
 from tests.tiers.test_disk_damage import flipped, raw
@@ -126,6 +129,36 @@ def test_verify_reports_and_quarantines(tmp_path: Path, chunks: dict[str, list[W
     assert read(tier, chunks["one"][0]) == (Outcome.OK, True)
     assert read(tier, chunks["one"][1]) == (Outcome.MISSING, False)
     tier.close()
+
+
+def test_the_quarantine_is_bounded(tmp_path: Path, chunks: dict[str, list[WriteItem]]) -> None:
+    damage(tmp_path, chunks)
+    bound = map_bytes(tmp_path) // 4
+    folder = tmp_path / "quarantine"
+    folder.mkdir()
+    for age, name in ((100, "old.record"), (50, "newer.record")):
+        (folder / name).touch()
+        os.truncate(folder / name, bound // 2)
+        os.utime(folder / name, times=(time.time() - age, time.time() - age))
+    status, found = report("verify", str(tmp_path), "--quarantine")
+    assert status == 1 and len(found["quarantined"]) == 5
+    assert [Path(path).name for path in found["quarantine_removed"]] == ["old.record"], "the oldest goes first"
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= bound
+    assert (folder / "newer.record").exists() and all(Path(path).exists() for path in found["quarantined"])
+
+
+def test_names_are_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    model = "an-organisation/a-model-with-a-name-that-no-terminal-of-eighty-columns-can-hold-in-one-line-Instruct-v0.3"
+    chunk = item(0)
+    tier.write([chunk], names=[(chunk.row.root, (("model", model),))])
+    tier.close()
+    done = command("ls", str(tmp_path))
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    lines = done.stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if chunk.row.root.hex()[:12] in line)
+    at = lines[first].index("model=")
+    assert f"model={model}" in "".join(line[at:].split(" ")[0] for line in lines[first:]), done.stdout
 
 
 def test_quarantine_needs_the_lock(tmp_path: Path, chunks: dict[str, list[WriteItem]]) -> None:

@@ -105,6 +105,31 @@ def test_d9_one_bad_leaf_page_costs_only_what_is_on_it(
     assert checked(tmp_path).problems == []
 
 
+@pytest.mark.parametrize("kept", [0.02, 0.3, 0.6, 0.9, 0.999])
+def test_d9_of_a_file_cut_short_the_sound_part_is_saved(
+    tmp_path: Path, chunks: list[WriteItem], kept: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data.mdb"
+    whole = path.read_bytes()
+    left = whole[: int(len(whole) * kept)]
+    path.write_bytes(left)
+    with caplog.at_level(logging.WARNING):
+        tier = open_tier(tmp_path)
+    (said,) = caplog.messages
+    assert "was cut to" in said and "were saved" in said
+    assert (tmp_path / "data.mdb.damaged-1").read_bytes() == left
+    check_gauges(tier)
+    outcomes = [read(tier, chunk) for chunk in chunks]
+    assert all(right or outcome is Outcome.MISSING for outcome, right in outcomes)
+    saved = sum(right for _, right in outcomes)
+    assert f"{saved} of at least" in said
+    assert saved >= {0.02: 0, 0.3: 0, 0.6: 1, 0.9: COUNT // 4, 0.999: COUNT * 9 // 10}[kept]
+    assert tier.contains([item(1000).row.key]) == [False], "what was deleted stays deleted"
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write(chunks))
+    tier.close()
+    assert checked(tmp_path).problems == []
+
+
 def test_a_free_list_that_names_used_pages_costs_nothing(tmp_path: Path, chunks: list[WriteItem]) -> None:
     data = bytearray((tmp_path / "data.mdb").read_bytes())
     meta = max((0, 4096), key=lambda at: int.from_bytes(data[at + 144 : at + 152], "little"))

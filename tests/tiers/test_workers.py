@@ -76,6 +76,26 @@ def test_what_no_worker_has_begun_is_run_by_who_waits_for_it() -> None:
     workers.close()
 
 
+def test_a_result_that_would_have_to_be_waited_for_is_late() -> None:
+    workers = Workers(1)
+    gate, over = threading.Event(), threading.Event()
+
+    def call(number: int) -> int:
+        if number == 1:
+            assert gate.wait(30)
+            over.set()
+        return number
+
+    results = workers.each(call, range(3))
+    assert next(results) == 0
+    assert results.late, "the second waits for the gate"
+    gate.set()
+    assert over.wait(30)
+    assert list(results) == [1, 2]
+    assert not results.late, "there is none"
+    workers.close()
+
+
 def test_an_error_is_raised_in_its_place() -> None:
     workers = Workers(2)
     results = workers.each(lambda n: 10 // (3 - n), range(6))
