@@ -98,7 +98,6 @@ class Cache:
         if type(namespace) is not Namespace:
             self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
-        n = len(prompt)
         plane = self._plane
         core, tree = plane.core, plane.tree
         size = tree.page_tokens
@@ -110,11 +109,12 @@ class Cache:
                 checked = True
             root = tree.roots.get(namespace.digest) or tree.peek(namespace, core.storage)
             known = self._known(prompt, media) if media else prompt
-            if root is None or not len(known) or not begins(tree, root, known[:size].tobytes()):
+            page = known[:size].tobytes()
+            if root is None or not page or not begins(tree, root, page):
                 if not checked:
                     check_signs(prompt)
                 return NOTHING
-            found = find(tree, root, known, core.config.policy.min_partial_tokens)
+            found, n = find(tree, root, known, core.config.policy.min_partial_tokens), len(prompt)
             if not checked and found.pages * size < n:
                 check_signs(prompt, found.pages * size)
             device = host = covered = found.device_tokens(size)

@@ -80,11 +80,10 @@ def _cut(tree: PrefixTree, node: Node, want: int) -> bytes:
         low -= resident - tree.grow_pages
     ids = node.pages[4 * low :]
     node.pages = node.pages[: 4 * low]
-    if node.pages:
-        if not blocked:
-            tree.offer_victim(node)
-    elif node.parent is not None:
+    if not low and node.parent is not None:
         tree.count_resident(node.parent, -1)
+    elif not blocked:
+        tree.offer_victim(node)
     tree.prune(node)
     return ids
 

@@ -125,7 +125,7 @@ def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
 
 def check_signs(tokens: Tokens, first: int = 0, data: bytes = b"") -> None:
     """Raise InvalidTokens for the first negative token from position ``first`` on. data: their bytes, if known."""
-    if 0 < len(data) <= SHORT_BYTES and data[3::4].isascii():
+    if data and len(data) <= SHORT_BYTES and data[3::4].isascii():
         return  # no sign among the highest bytes
     rest = tokens[first:] if first else tokens
     if len(rest) and rest.item(rest.argmin()) < 0:  # half the time of a reduction

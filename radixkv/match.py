@@ -56,20 +56,17 @@ class Found(msgspec.Struct, eq=False):
         return self.device_pages * page_tokens + self.partial_tokens
 
 
-def begins(tree: PrefixTree, root: Root, key: bytes) -> bool:
-    """Whether anything that ``find`` would look at begins with the first token of ``key``."""
-    if root.tails or root.shorts:
-        return True
+def begins(tree: PrefixTree, root: Root, page: bytes) -> bool:
+    """Whether anything that ``find`` would look at begins with the first token of ``page``, a prompt's first."""
     children = root.children
-    if not children:
-        return False
-    if key[: tree.page_bytes] in children:
-        return True
-    first = key[:4]
-    for page in islice(reversed(children), tree.partial_children):  # noqa: SIM110 (a generator costs more)
-        if page.startswith(first):
+    if children:
+        if page in children:
             return True
-    return False
+        first = page[:4]
+        for start in islice(reversed(children), tree.partial_children):
+            if start.startswith(first):
+                return True
+    return bool(root.tails or root.shorts)
 
 
 def find(tree: PrefixTree, root: Root, tokens: Tokens, min_partial_tokens: int = 1) -> Found:

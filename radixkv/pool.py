@@ -116,20 +116,19 @@ class PagePool:
         self.n_shared -= left > 0
         if not left and not self.cached.item(page):
             self.loading[page] = False
-            self._dead_one(page)
-
-    def _dead_one(self, page: int) -> int:
-        if self.n_busy and self.busy.item(page):
-            return 0  # it drains: ``unhold`` frees it
-        self.stack[self.free] = page
-        self.free += 1
-        return 1
+            if not (self.n_busy and self.busy.item(page)):  # else it drains: ``unhold`` frees it
+                self.stack[self.free] = page
+                self.free += 1
 
     def leave_one(self, page: int) -> int:
         """``leave`` of one page."""
         self.cached[page] = False
         self.n_cached -= 1
-        return 0 if self.ref.item(page) else self._dead_one(page)
+        if self.ref.item(page) or (self.n_busy and self.busy.item(page)):
+            return 0
+        self.stack[self.free] = page
+        self.free += 1
+        return 1
 
     def enter_one(self, page: int) -> None:
         """``enter`` of one page."""

@@ -351,7 +351,7 @@ class PrefixTree(Paths):
 
     def prune(self, node: Node) -> None:
         """Shorten or remove what neither the device nor any outer tier holds any more, from ``node`` upwards."""
-        while node.parent is not None and node.alive and not node.children and not node.tails:
+        while (parent := node.parent) is not None and node.alive and not node.children and not node.tails:
             keep = len(node.pages) >> 2
             if self.n_records:
                 self.drop_dead_records(node)
@@ -362,11 +362,11 @@ class PrefixTree(Paths):
                     node.edge = node.edge[: keep * self.page_bytes]
                     node.end = node.start + keep
                 return
-            parent = node.parent
             assert parent.children is not None
-            del parent.children[node.edge[: self.page_bytes]]
             node.alive = False
-            if not parent.children:
+            if len(parent.children) > 1:
+                del parent.children[node.edge[: self.page_bytes]]
+            else:
                 parent.children = None
             node = parent
         if self.n_records:
