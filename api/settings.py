@@ -28,6 +28,7 @@ FILE = "RADIXKV_CONFIG"
 TESTS = "RADIXKV_TEST_"
 """Variables of the project's own tests begin with this; no part of the configuration is called test."""
 DEFAULT = "default"
+_LARGEST = (1 << 63) - 1
 SECRET = frozenset(("serve.token", "serve.tenants"))
 PARTS: dict[str, Any] = {
     "device": DeviceConfig,
@@ -135,12 +136,14 @@ def _from_file(file: str) -> dict[str, Value]:
             tables = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"configuration file {file} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, no UTF-8, or a number longer than Python reads
         raise ConfigError(f"configuration file {file} is no TOML: {error}") from None
     out = {}
     for section, table in tables.items():
-        if section not in {"layout", *PARTS} or not isinstance(table, dict):
+        if section not in {"layout", *PARTS}:
             raise ConfigError(f"[{section}] in {file} is unknown: not one of {', '.join(['layout', *PARTS])}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{section} in {file} must be a table, [{section}], not a value")
         for key, value in table.items():
             name = f"{section}.{key}"
             if name not in KINDS:
@@ -181,6 +184,9 @@ def _parse(text: str, name: str, where: str) -> Any:
 
 def _convert(value: Any, name: str, where: str) -> Any:
     kind = KINDS[name]
+    if kind is int and type(value) is int and not -_LARGEST <= value <= _LARGEST:
+        shown = str(value) if abs(value) < 10**40 else "a number of more than 40 digits"
+        raise ConfigError(f"{where} must be at most {_LARGEST}, not {shown}")
     try:
         if name == "serve.tenants":
             return tuple(TenantToken(**one) for one in msgspec.convert(value, list[dict[str, str]]))

@@ -26,8 +26,11 @@ class KVLayout:
 
     def __post_init__(self) -> None:
         page, chunk = self.page_tokens, self.chunk_tokens
-        if type(page) is not int or type(chunk) is not int or page <= 0 or chunk <= 0 or chunk % page:
-            raise ConfigError(f"chunk_tokens {chunk!r} must be a positive multiple of page_tokens {page!r}")
+        for name, tokens in (("page_tokens", page), ("chunk_tokens", chunk)):
+            if type(tokens) is not int or tokens <= 0:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {tokens!r}")
+        if chunk % page:
+            raise ConfigError(f"chunk_tokens {chunk} must be a positive multiple of page_tokens {page}")
         if chunk > 32768:
             raise ConfigError(f"chunk_tokens {chunk} is over the limit of 32768")
         if len(self.groups) != 1:
