@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -109,6 +110,8 @@ def serve(cache: Config | None, config: ServiceConfig, started: Callable[[str], 
         try:
             service = Service(backend, config, own=True)
             url = url_of(listening)
+            gc.collect()  # and what there is by now stays: a full collection that walks it stops every request
+            gc.freeze()
             Server(app_of(service), config.close_timeout_s, lambda: started(url)).run([listening])
         finally:
             close_backend(backend, config.close_timeout_s)
