@@ -1,4 +1,4 @@
-"""Paged attention on one CUDA device, beside FlashInfer (when it is installed) and the card's own ceilings.
+"""Paged attention on one CUDA device, beside FlashInfer and FlashAttention-3 (where they are) and the card's ceilings.
 
 ``python -m bench.attention`` and, for some tables only, their names. Every row is a CUDA graph of many launches over
 fresh random inputs on scattered pages, with as many input sets as it takes to leave the cache; times are medians.
@@ -6,6 +6,7 @@ fresh random inputs on scattered pages, with as many input sets as it takes to l
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -223,13 +224,67 @@ def flashinfer(inputs: Inputs, backend: str) -> Launches:
     return launches
 
 
-def peers(row: Row) -> tuple[str, ...]:
+def flash3(inputs: Inputs, way: str) -> Launches:
+    """FlashAttention-3's paged kernel on the same inputs. way: "planned" (sequences end to end, its schedule made
+    beforehand, as engines call it) or "padded" (as many queries in every sequence, which rows of ours have).
+    """
+    row, ops = inputs.row, torch.ops._vllm_fa3_C
+    batch, queries, longest = len(row.lengths), max(row.queries, 1), max(row.lengths)
+    starts = plan = None
+    if way == "planned":
+        starts = inputs.starts
+        heads = (KV_HEADS * row.group, KV_HEADS, row.dim, row.dim)
+        plan = ops.get_scheduler_metadata(
+            batch, queries, longest, *heads, torch.bfloat16, inputs.lengths, starts, *[None] * 4, row.page, 0, True,
+            -1, -1, False, 0, None, 0,
+        )  # fmt: skip
+    launches: list[Callable[[], object]] = []
+    for q, table, out in zip(inputs.q, inputs.tables, inputs.out, strict=True):
+        if way == "padded":
+            q, out = (x.view(batch, queries, -1, row.dim) for x in (q, out))
+        launches.append(
+            partial(
+                ops.fwd, q, inputs.k, inputs.v, None, None, None, out, starts, None, None, None, inputs.lengths,
+                queries, longest, table, *[None] * 8, row.dim**-0.5, True, -1, -1, 0.0, True, plan, 0, None, 0, None,
+                1, 0, None,
+            )
+        )  # fmt: skip
+    return launches
+
+
+PEERS: dict[str, Callable[[Inputs], list[Launches]]] = {
+    **{name: lambda inputs, name=name: [flashinfer(inputs, name)] for name in ("tc", "cores", "fa2", "fa3")},
+    "FA3": lambda inputs: [flash3(inputs, way) for way in ("planned", "padded")],
+}
+"""Each peer's ways to do a row; the fastest counts. FlashInfer: decode with and without tensor cores, prefill by its fa2
+and fa3 backends. FA3: FlashAttention-3 itself.
+"""
+
+
+def peers(row: Row, there: set[str]) -> list[str]:
     if row.kv != "bfloat16" or 0 in row.lengths:
-        return ()
-    return ("fa2", "fa3") if row.queries else ("tc",) if row.group >= 4 else ("tc", "cores")
+        return []
+    names = ["fa2", "fa3", "FA3"] if row.queries else ["tc", "FA3"] if row.group >= 4 else ["tc", "cores", "FA3"]
+    return [name for name in names if name in there]
 
 
-def measure(row: Row, pool: tuple[Tensor, Tensor], with_peers: bool, read: float) -> str:
+def installed() -> set[str]:
+    """The peers that are here; says which, and why others are not."""
+    there: set[str] = set()
+    try:
+        print(f"FlashInfer {import_module('flashinfer').__version__}")
+        there |= {"tc", "cores", "fa2", "fa3"}
+    except ImportError as missing:
+        print(f"FlashInfer: {missing}")
+    library = os.environ.get("FA3_LIBRARY")
+    if library:
+        torch.ops.load_library(library)
+        there.add("FA3")
+    print(f"FlashAttention-3: {library or 'FA3_LIBRARY names no library (vLLM wheels have one, _vllm_fa3_C.abi3.so)'}")
+    return there
+
+
+def measure(row: Row, pool: tuple[Tensor, Tensor], there: set[str], read: float) -> str:
     """One line: our time, rate and error, then every peer's time, our time over it, and its error."""
     inputs = Inputs(row, pool)
     launches = ours(inputs)
@@ -240,9 +295,11 @@ def measure(row: Row, pool: tuple[Tensor, Tensor], with_peers: bool, read: float
     text = f"{row.name:22} {us:8.1f} us {rate} err {inputs.error(0):.1e}"
     if not row.queries:
         text += f" | read floor {row.read_bytes / read * 1e6:7.1f}"
-    for backend in peers(row) if with_peers else ():
-        peer = timed(flashinfer(inputs, backend))
-        text += f" | {backend} {peer:8.1f} us, ours {us / peer:.2f}x, err {inputs.error(0):.1e}"
+    for name in peers(row, there):
+        for out in inputs.out:
+            out.fill_(torch.nan)
+        peer = min(timed(way) for way in PEERS[name](inputs))
+        text += f" | {name} {peer:8.1f} us, ours {us / peer:.2f}x, err {inputs.error(0):.1e}"
     return text
 
 
@@ -262,18 +319,13 @@ def main(chosen: list[str]) -> None:
     copy, read, product = ceilings()
     print(f"ceilings: copy {copy / 1e12:.2f} TB/s, read {read / 1e12:.2f} TB/s, bf16 product {product / 1e12:.0f} TF/s")
     pool = tuple(torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    try:
-        version = import_module("flashinfer").__version__
-        print(f"FlashInfer {version}")
-    except ImportError as missing:
-        print(f"FlashInfer: {missing}")
-        version = None
+    there = installed()
     for name in chosen or list(tables):
         print(
             f"-- {name}: 8 kv heads, bf16, group 4, head_dim 128, pages of 16 unless the row says otherwise", flush=True
         )
         for row in tables[name]:
-            print(measure(row, (pool[0], pool[1]), version is not None, read), flush=True)
+            print(measure(row, (pool[0], pool[1]), there, read), flush=True)
 
 
 if __name__ == "__main__":

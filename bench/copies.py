@@ -2,26 +2,28 @@
 
 ``python -m bench.copies``: a Llama-3-8B shape (32 layers, 8 kv heads, head_dim 128, bf16), chunks of 256 tokens on
 scattered pages of 16. Bytes count what is read plus what is written; the copy of the same size is the framework's own,
-in a graph of as many launches. Then chunks between scattered pages and locked host memory, as the movers copy them
-(one after another, each waited for), beside one plain copy of the same bytes.
+in a graph of as many launches. Then chunks between scattered pages and locked host memory, from as many threads as the
+movers use, beside one plain copy of 8 chunks.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 import numpy as np
 import torch
 
 from bench.attention import copy_ceiling, timed
-from radixkv.gpu.cuda import CudaDevice
+from radixkv.gpu.cuda import COPY_THREADS, CudaDevice
 from radixkv.gpu.merge import merge_states
 from radixkv.gpu.packing import gather, scatter
 from radixkv.gpu.pages import copy_pages, write
 from radixkv.layout import KVLayout
 from radixkv.tiers.host import HostArena
+from radixkv.types import PageIds
 
 LAYERS, HEADS, DIM, PAGE, CHUNK, POOL = 32, 8, 128, 16, 256, 2048
 TOKEN_BYTES = LAYERS * 2 * HEADS * DIM * 2
@@ -42,17 +44,24 @@ def report(name: str, moved: int, launches: Sequence[Callable[[], object]], ceil
 
 
 def link() -> None:
-    """Eight chunks in each direction between the device and a host arena, by the host's clock."""
+    """Chunks between scattered pages and a host arena, by the host's clock, from as many threads as the movers use."""
     layout = KVLayout.full(layers=LAYERS, kv_heads=HEADS, head_dim=DIM, page_tokens=PAGE, chunk_tokens=CHUNK)
     device = CudaDevice(layout, POOL)
-    arena = HostArena(8 * 4, layout.quarter_bytes)
-    unpin = device.pin(arena.view(0, 8 * layout.chunk_bytes))
-    views = [arena.view(4 * i, layout.chunk_bytes) for i in range(8)]
-    tables = np.random.default_rng(0).permutation(POOL).astype(np.int32)[: 8 * CHUNK // PAGE].reshape(8, -1)
+    arena = HostArena(16 * 4, layout.quarter_bytes)
+    unpin = device.pin(arena.view(0, 16 * layout.chunk_bytes))
+    views = [arena.view(4 * i, layout.chunk_bytes) for i in range(16)]
+    tables = np.random.default_rng(0).permutation(POOL).astype(np.int32)[: 16 * CHUNK // PAGE].reshape(16, -1)
     plain = torch.frombuffer(arena.view(0, 8 * layout.chunk_bytes), dtype=torch.uint8)
     flat = torch.empty(len(plain), dtype=torch.uint8, device="cuda").random_()
+    pairs = list(zip(tables, views, strict=True))
 
-    def seconds(act: Callable[[], object]) -> float:
+    def store(pair: tuple[PageIds, memoryview]) -> None:
+        device.pack(pair[0], CHUNK, pair[1])
+
+    def load(pair: tuple[PageIds, memoryview]) -> None:
+        device.unpack(pair[1], CHUNK, 0, pair[0])
+
+    def rate(act: Callable[[], object], nbytes: int) -> float:
         times = []
         for _ in range(9):
             torch.cuda.synchronize()
@@ -60,25 +69,23 @@ def link() -> None:
             act()
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-        return sorted(times)[len(times) // 2]
+        return nbytes / sorted(times)[len(times) // 2] / 1e9
 
-    pairs = list(zip(tables, views, strict=True))
+    with ThreadPoolExecutor(COPY_THREADS) as storing, ThreadPoolExecutor(COPY_THREADS) as loading:
+        for name, work, threads, source, target in (
+            ("to host", store, storing, flat, plain),
+            ("to device", load, loading, plain, flat),
+        ):
+            best = rate(partial(target.copy_, source), len(plain))
+            for chunks in (1, 8):
+                ours = rate(lambda: list(threads.map(work, pairs[:chunks])), chunks * layout.chunk_bytes)  # noqa: B023
+                print(f"{chunks} chunks {name:10} {ours:5.1f} GB/s, {ours / best:4.0%} of one plain copy ({best:.1f})")
 
-    def store() -> None:
-        for table, view in pairs:
-            device.pack(table, CHUNK, view)
+        def queued() -> None:
+            ends = [storing.submit(store, pair) for pair in pairs[:8]] + [loading.submit(load, p) for p in pairs[8:]]
+            wait(ends)
 
-    def load() -> None:
-        for table, view in pairs:
-            device.unpack(view, CHUNK, 0, table)
-
-    for name, chunks, source, target in (("to host", store, flat, plain), ("to device", load, plain, flat)):
-        best, ours = seconds(partial(target.copy_, source)), seconds(chunks)
-        print(
-            f"8 chunks {name:10} {len(plain) / ours / 1e9:5.1f} GB/s, {best / ours:4.0%} of one plain copy "
-            f"({len(plain) / best / 1e9:.1f} GB/s)",
-            flush=True,
-        )
+        print(f"8 chunks each way at once {rate(queued, 16 * layout.chunk_bytes):5.1f} GB/s", flush=True)
     unpin()
     arena.close()
 

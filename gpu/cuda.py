@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -14,44 +14,61 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.gpu import limits
 from radixkv.gpu import pages as page_kernels
+from radixkv.gpu.fences import DoneFence, EventFence
 from radixkv.gpu.packing import gather, scatter
-from radixkv.gpu.reference import CASTABLE, DoneFence, checked_pages
+from radixkv.gpu.reference import CASTABLE, checked_pages
 from radixkv.layout import KVLayout
 from radixkv.protocols import Fence
 from radixkv.types import PageIds
 
-
-class EventFence:
-    """A point on a CUDA stream."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
-        self._passed = False
-
-    def done(self) -> bool:
-        """Whether the stream has passed it. Never blocks."""
-        self._passed = self._passed or bool(self.event.query())
-        return self._passed
+COPY_THREADS = 2
+"""Threads that keep one direction of the link busy: while one waits for its copy the other prepares the next."""
 
 
 class _Lane:
-    """What one direction of chunk copies needs: a stream and a buffer on the device, one copy at a time."""
+    """What one direction of chunk copies needs: a stream for kernels, one for copies, and buffers on the device between
+    them, one for each thread, so that the kernel of one chunk runs beside the copy of another.
+    """
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
-        self.stream = torch.cuda.Stream(device)
-        self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._lock = threading.Lock()
+        self.kernels, self.copies = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._free: SimpleQueue[Tensor] = SimpleQueue()
+        for _ in range(COPY_THREADS):
+            self._free.put(self._buffer(nbytes, device))
 
     @contextmanager
-    def taken(self, nbytes: int) -> Any:
-        """The buffer, [1, nbytes], while its stream is the current one; on leaving, the stream has ended its work."""
-        with self._lock, torch.cuda.stream(self.stream):
-            if nbytes > len(self._buffer):
-                self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._buffer.device)
-            try:
-                yield self._buffer[:nbytes].view(1, nbytes)
-            finally:
-                self.stream.synchronize()
+    def taken(self, nbytes: int) -> Iterator[Tensor]:
+        """A buffer, [1, nbytes]; on leaving, what was queued with it must have ended (after an error it is awaited)."""
+        buffer = self._free.get()
+        try:
+            if nbytes > len(buffer):
+                buffer = self._buffer(nbytes, buffer.device)
+            yield buffer[:nbytes].view(1, nbytes)
+        except BaseException:
+            self.kernels.synchronize()
+            self.copies.synchronize()
+            raise
+        finally:
+            self._free.put(buffer)
+
+    def _buffer(self, nbytes: int, device: torch.device) -> Tensor:
+        # of the stream that uses it first: on another one its memory might still be in use
+        with torch.cuda.stream(self.kernels):
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def _then(first: torch.cuda.Stream, second: torch.cuda.Stream) -> None:
+    """What is queued on ``second`` from now on waits for what is on ``first``."""
+    event = torch.cuda.Event()
+    event.record(first)
+    second.wait_event(event)
+
+
+def _ended(stream: torch.cuda.Stream) -> None:
+    """Block, without holding a core, until what is on the stream so far has ended."""
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    event.synchronize()
 
 
 class CudaDevice:
@@ -61,9 +78,12 @@ class CudaDevice:
     ``DecodePlan`` and ``PrefillPlan`` read is kv[layer, 0] and kv[layer, 1]. scales: uint8 [layers, K and V, pages,
     page_tokens, kv_heads, scale_bytes] (empty without scales); they go wherever their page goes.
     ``copy_pages`` and ``write`` are queued on the stream given, or the current one; ``pack`` and ``unpack`` run on
-    streams of their own and have ended when they return: several threads may call them. Raises ConfigError where torch
+    streams of their own and have ended when they return: several threads may call them, ``copy_threads`` of each keep
+    the link busy. Raises ConfigError where torch
     sees no CUDA device, triton is not installed, or no kernel takes the layout.
     """
+
+    copy_threads = COPY_THREADS
 
     def __init__(self, layout: KVLayout, pages: int, torch_device: str = "cuda") -> None:
         group = layout.group
@@ -90,9 +110,7 @@ class CudaDevice:
 
     def fence(self, stream: torch.cuda.Stream | None = None) -> Fence:
         """A fence for all work queued so far on ``stream`` (default: the current one)."""
-        event = torch.cuda.Event()
-        event.record(stream or torch.cuda.current_stream(self.device))
-        return EventFence(event)
+        return EventFence(stream or torch.cuda.current_stream(self.device))
 
     def token_scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """k_scales and v_scales of a layer as kernels take them, float32 [pages, page_tokens, kv_heads]; None for pages
@@ -169,9 +187,14 @@ class CudaDevice:
         """
         used = -(-tokens // self.layout.page_tokens)
         table, host = checked_pages(pages[:used], used, self.pages), self._host(into, tokens)
-        with self._out.taken(len(host)) as buffer:
-            gather(self.kv, *self._chunk(table, tokens), buffer, scales=self.scales)
-            host.copy_(buffer[0], non_blocking=True)
+        lane = self._out
+        with lane.taken(len(host)) as buffer:
+            with torch.cuda.stream(lane.kernels):
+                gather(self.kv, *self._chunk(table, tokens), buffer, scales=self.scales)
+            _then(lane.kernels, lane.copies)
+            with torch.cuda.stream(lane.copies):
+                host.copy_(buffer[0], non_blocking=True)
+            _ended(lane.copies)
 
     def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
         """Scatter a planar buffer's pages from ``first_page`` on into ``pages``; slots past the buffer's tokens stay as
@@ -189,9 +212,15 @@ class CudaDevice:
             return
         table = np.full(used, -1, np.int32)
         table[first_page : first_page + len(ids)] = ids
-        with self._in.taken(len(host)) as staged:
-            staged[0].copy_(host, non_blocking=True)
-            scatter(self.kv, *self._chunk(table, tokens), staged, scales=self.scales)
+        lane = self._in
+        with lane.taken(len(host)) as staged:
+            with torch.cuda.stream(lane.copies):
+                staged[0].copy_(host, non_blocking=True)
+            with torch.cuda.stream(lane.kernels):
+                chunk = self._chunk(table, tokens)
+                _then(lane.copies, lane.kernels)
+                scatter(self.kv, *chunk, staged, scales=self.scales)
+            _ended(lane.kernels)
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Page-lock host memory that chunks are packed into and unpacked from, so that copies run at the link's speed;

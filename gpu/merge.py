@@ -7,6 +7,9 @@ from torch import Tensor
 
 from radixkv.gpu import limits
 
+ELEMENTS = 2048
+"""Elements of a state that one program reads."""
+
 
 def merge_states(
     outs: Tensor, lses: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
@@ -31,8 +34,9 @@ def merge_states(
     rows, dim = lse.numel(), outs.shape[-1]
     if rows:
         padded = limits.pad(dim)
-        block = max(1, 2048 // padded)
+        block = max(1, ELEMENTS // padded)
         merge_kernel[(-(-rows // block),)](
-            outs, lses, out, lse, len(outs), rows, DIM=dim, PAD=padded, BLOCK=block, num_warps=4
-        )
+            outs, lses, out, lse, len(outs), rows,
+            DIM=dim, PAD=padded, BLOCK=block, TOGETHER=min(4, limits.pad(len(outs))), num_warps=4,
+        )  # fmt: skip
     return out, lse

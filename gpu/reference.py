@@ -13,6 +13,7 @@ from torch import Tensor
 
 from radixkv.errors import ConfigError
 from radixkv.gpu import attention, planar
+from radixkv.gpu.fences import DoneFence
 from radixkv.layout import KVLayout
 from radixkv.protocols import Fence
 from radixkv.types import PageIds
@@ -29,14 +30,6 @@ def checked_pages(pages: Any, count: int, of: int) -> PageIds:
         bad = int(ids[(ids < 0) | (ids >= of)][0])
         raise ValueError(f"page id {bad} is outside [0, {of - 1}]")
     return ids
-
-
-class DoneFence:
-    """The fence of a device that has ended its work before a call returns."""
-
-    def done(self) -> bool:
-        """Always True."""
-        return True
 
 
 class TorchDevice:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.gpu.reference import DoneFence
+from radixkv.gpu.fences import DoneFence, EventFence
 from radixkv.protocols import Fence
 from radixkv.types import PageIds, Slots
 
@@ -54,17 +54,6 @@ class Uploads(Protocol):
         ...
 
 
-class _EventFence:
-    """A CUDA event."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
-
-    def done(self) -> bool:
-        """Whether the stream has passed it."""
-        return bool(self.event.query())
-
-
 class TorchUploads:
     """Uploads to a torch device: pinned memory and events on CUDA, plain copies on the CPU."""
 
@@ -88,14 +77,12 @@ class TorchUploads:
         stream = stream or torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
             destination.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(stream)
-        return _EventFence(event)
+        return EventFence(stream)
 
     def wait(self, fence: Fence) -> None:
         """See ``Uploads``."""
-        if isinstance(fence, _EventFence):
-            fence.event.synchronize()
+        if isinstance(fence, EventFence):
+            fence.wait()
 
 
 @dataclass(frozen=True, slots=True)

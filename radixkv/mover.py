@@ -44,9 +44,10 @@ class ThreadMover:
         read_threads: int | None = None,
     ) -> None:
         self.executor = Executor(layout=layout, device=device, host=host, staging=staging, disk=disk)
+        copies = getattr(device, "copy_threads", 1)
         lanes = (
-            Lane("load", LoadPlan),
-            Lane("store", StorePlan),
+            Lane("load", LoadPlan, threads=copies),
+            Lane("store", StorePlan, threads=copies),
             Lane("read", ReadPlan, threads=read_threads or _read_threads()),
             Lane("write", *CHANGES, take=partial(take_batch, token_bytes=layout.token_bytes)),
         )

@@ -44,7 +44,11 @@ class Clock(Protocol):
 
 
 class Device(Protocol):
-    """Owner of the page tensors. Buffers are planar and as long as ``tokens`` x ``layout.token_bytes``."""
+    """Owner of the page tensors. Buffers are planar and as long as ``tokens`` x ``layout.token_bytes``.
+
+    A device whose copies overlap says in an attribute ``copy_threads`` how many threads should call ``pack`` at a time,
+    and as many ``unpack`` (else one each).
+    """
 
     def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:
         """Queue a copy of whole pages on ``stream`` (copy-on-write). None: the copy has already happened.
