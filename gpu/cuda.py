@@ -15,7 +15,7 @@ from radixkv.errors import ConfigError
 from radixkv.gpu import limits
 from radixkv.gpu import pages as page_kernels
 from radixkv.gpu.fences import DoneFence, EventFence
-from radixkv.gpu.packing import gather, scatter
+from radixkv.gpu.packing import PageChunks
 from radixkv.gpu.reference import CASTABLE, checked_pages
 from radixkv.layout import KVLayout
 from radixkv.protocols import Fence
@@ -25,50 +25,54 @@ COPY_THREADS = 2
 """Threads that keep one direction of the link busy: while one waits for its copy the other prepares the next."""
 
 
+class _Bay:
+    """What the copy of one chunk needs: a stream, a buffer on the device, and its page table on both sides."""
+
+    def __init__(self, device: torch.device, nbytes: int, columns: int) -> None:
+        self.stream = torch.cuda.Stream(device)
+        # memory of the stream that uses it: on another one it might still be in use
+        with torch.cuda.stream(self.stream):
+            self.buffer = torch.empty((1, nbytes), dtype=torch.uint8, device=device)
+            self._numbers = torch.empty(columns + 1, dtype=torch.int32, device=device)
+        self._host = torch.empty(columns + 1, dtype=torch.int32, pin_memory=True)
+
+    def holds(self, nbytes: int, columns: int) -> bool:
+        return nbytes <= self.buffer.shape[1] and columns < len(self._host)
+
+    def chunk(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor]:
+        """Queue a chunk's page table and token count for the device; as the packing kernels take them."""
+        used = len(table) + 1
+        numbers = self._host.numpy()
+        numbers[0], numbers[1:used] = tokens, table
+        self._numbers[:used].copy_(self._host[:used], non_blocking=True)
+        return self._numbers[None, 1:used], self._numbers[:1]
+
+
 class _Lane:
-    """What one direction of chunk copies needs: a stream for kernels, one for copies, and buffers on the device between
-    them, one for each thread, so that the kernel of one chunk runs beside the copy of another.
+    """One direction of chunk copies: a bay for each thread, so that the kernels of one chunk run beside the copy of
+    another.
     """
 
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self.kernels, self.copies = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._free: SimpleQueue[Tensor] = SimpleQueue()
+    def __init__(self, device: torch.device, nbytes: int, columns: int) -> None:
+        self._device = device
+        self._free: SimpleQueue[_Bay] = SimpleQueue()
         for _ in range(COPY_THREADS):
-            self._free.put(self._buffer(nbytes, device))
+            self._free.put(_Bay(device, nbytes, columns))
 
     @contextmanager
-    def taken(self, nbytes: int) -> Iterator[Tensor]:
-        """A buffer, [1, nbytes]; on leaving, what was queued with it must have ended (after an error it is awaited)."""
-        buffer = self._free.get()
+    def taken(self, nbytes: int, columns: int) -> Iterator[_Bay]:
+        """A bay, its stream the current one; on leaving, the stream has ended its work."""
+        bay = self._free.get()
         try:
-            if nbytes > len(buffer):
-                buffer = self._buffer(nbytes, buffer.device)
-            yield buffer[:nbytes].view(1, nbytes)
-        except BaseException:
-            self.kernels.synchronize()
-            self.copies.synchronize()
-            raise
+            if not bay.holds(nbytes, columns):
+                bay = _Bay(self._device, nbytes, columns)
+            with torch.cuda.stream(bay.stream):
+                yield bay
         finally:
-            self._free.put(buffer)
-
-    def _buffer(self, nbytes: int, device: torch.device) -> Tensor:
-        # of the stream that uses it first: on another one its memory might still be in use
-        with torch.cuda.stream(self.kernels):
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-
-def _then(first: torch.cuda.Stream, second: torch.cuda.Stream) -> None:
-    """What is queued on ``second`` from now on waits for what is on ``first``."""
-    event = torch.cuda.Event()
-    event.record(first)
-    second.wait_event(event)
-
-
-def _ended(stream: torch.cuda.Stream) -> None:
-    """Block, without holding a core, until what is on the stream so far has ended."""
-    event = torch.cuda.Event(blocking=True)
-    event.record(stream)
-    event.synchronize()
+            try:
+                bay.stream.synchronize()
+            finally:
+                self._free.put(bay)
 
 
 class CudaDevice:
@@ -79,8 +83,8 @@ class CudaDevice:
     page_tokens, kv_heads, scale_bytes] (empty without scales); they go wherever their page goes.
     ``copy_pages`` and ``write`` are queued on the stream given, or the current one; ``pack`` and ``unpack`` run on
     streams of their own and have ended when they return: several threads may call them, ``copy_threads`` of each keep
-    the link busy. Raises ConfigError where torch
-    sees no CUDA device, triton is not installed, or no kernel takes the layout.
+    the link busy. Raises ConfigError where torch sees no CUDA device, triton is not installed, or no kernel takes the
+    layout.
     """
 
     copy_threads = COPY_THREADS
@@ -101,7 +105,9 @@ class CudaDevice:
         shape = (group.layers, 2, pages, layout.page_tokens, group.kv_heads)
         self.kv = torch.zeros((*shape, group.head_dim), dtype=getattr(torch, group.dtype), device=self.device)
         self.scales = torch.zeros((*shape, group.scale_bytes), dtype=torch.uint8, device=self.device)
-        self._out, self._in = (_Lane(self.device, layout.chunk_bytes) for _ in range(2))
+        self._chunks = PageChunks(self.kv, self.scales)
+        pages_of_chunk = layout.chunk_tokens // layout.page_tokens
+        self._out, self._in = (_Lane(self.device, layout.chunk_bytes, pages_of_chunk) for _ in range(2))
 
     @property
     def slots(self) -> int:
@@ -187,14 +193,10 @@ class CudaDevice:
         """
         used = -(-tokens // self.layout.page_tokens)
         table, host = checked_pages(pages[:used], used, self.pages), self._host(into, tokens)
-        lane = self._out
-        with lane.taken(len(host)) as buffer:
-            with torch.cuda.stream(lane.kernels):
-                gather(self.kv, *self._chunk(table, tokens), buffer, scales=self.scales)
-            _then(lane.kernels, lane.copies)
-            with torch.cuda.stream(lane.copies):
-                host.copy_(buffer[0], non_blocking=True)
-            _ended(lane.copies)
+        with self._out.taken(len(host), used) as bay:
+            buffer = bay.buffer[:, : len(host)]
+            self._chunks.gather(*bay.chunk(table, tokens), buffer)
+            host.copy_(buffer[0], non_blocking=True)
 
     def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
         """Scatter a planar buffer's pages from ``first_page`` on into ``pages``; slots past the buffer's tokens stay as
@@ -212,15 +214,11 @@ class CudaDevice:
             return
         table = np.full(used, -1, np.int32)
         table[first_page : first_page + len(ids)] = ids
-        lane = self._in
-        with lane.taken(len(host)) as staged:
-            with torch.cuda.stream(lane.copies):
-                staged[0].copy_(host, non_blocking=True)
-            with torch.cuda.stream(lane.kernels):
-                chunk = self._chunk(table, tokens)
-                _then(lane.copies, lane.kernels)
-                scatter(self.kv, *chunk, staged, scales=self.scales)
-            _ended(lane.kernels)
+        with self._in.taken(len(host), used) as bay:
+            # the table goes first: behind the chunk it would wait for another thread's chunk too
+            numbers, staged = bay.chunk(table, tokens), bay.buffer[:, : len(host)]
+            staged[0].copy_(host, non_blocking=True)
+            self._chunks.scatter(*numbers, staged)
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Page-lock host memory that chunks are packed into and unpacked from, so that copies run at the link's speed;
@@ -240,11 +238,6 @@ class CudaDevice:
                 held.clear()
 
         return undo
-
-    def _chunk(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor]:
-        """A chunk's page table and token count as the packing kernels take them."""
-        numbers = self._upload(torch.from_numpy(np.append(table, np.int32(tokens))))
-        return numbers[None, :-1], numbers[-1:]
 
     def _upload(self, x: Tensor) -> Tensor:
         """A host tensor on the device, without waiting: torch keeps the pinned copy until the stream has read it."""

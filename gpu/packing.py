@@ -18,6 +18,62 @@ BLOCK = 4096
 accesses of 128 threads several at a time."""
 
 
+class PageChunks:
+    """One device's pages as the packing kernels take them, checked once; ``gather`` and ``scatter`` say what kv and
+    scales are.
+    """
+
+    def __init__(self, kv: Tensor, scales: Tensor | None = None) -> None:
+        if kv.dim() != 6 or not kv.is_contiguous() or kv.element_size() not in WORDS:
+            raise ValueError(
+                f"kv must be contiguous [layers, 2, pages, page_tokens, kv_heads, head_dim], not {kv.shape}"
+            )
+        layers, sides, pool, page_tokens, kv_heads, head_dim = kv.shape
+        width, scale_width = kv_heads * head_dim, 0
+        self._words = self._scales = kv.view(WORDS[kv.element_size()])
+        if scales is not None and scales.numel():
+            scale_width = kv_heads * scales.shape[-1]
+            if scales.shape[:5] != kv.shape[:5] or scales.dtype != torch.uint8 or not scales.is_contiguous():
+                raise ValueError(
+                    f"scales are contiguous uint8 {tuple(kv.shape[:5])} + [bytes], not {tuple(scales.shape)}"
+                )
+            self._scales = scales
+        self._pools = (pool * page_tokens * width, pool * page_tokens * scale_width)
+        block = min(BLOCK, limits.pad(page_tokens * width))
+        self._pieces, self._sides = -(-page_tokens * width // block), layers * sides
+        self._shape: dict[str, Any] = {
+            "SIDES": self._sides, "PAGE": page_tokens, "WIDTH": width, "ITEM": kv.element_size(), "SCALES": scale_width,
+            "SCALES_PAD": limits.pad(max(1, page_tokens * scale_width)), "BLOCK": block, "PIECES": self._pieces,
+            "num_warps": 4,
+        }  # fmt: skip
+
+    def gather(self, pages: Tensor, tokens: Tensor, into: Tensor) -> None:
+        """See ``gather`` below."""
+        from radixkv.gpu.kernels.moves import gather_kernel
+
+        self._launch(gather_kernel, pages, tokens, into)
+
+    def scatter(self, pages: Tensor, tokens: Tensor, source: Tensor) -> None:
+        """See ``scatter`` below."""
+        from radixkv.gpu.kernels.moves import scatter_kernel
+
+        self._launch(scatter_kernel, pages, tokens, source)
+
+    def _launch(self, kernel: Any, pages: Tensor, tokens: Tensor, buffers: Tensor) -> None:
+        if pages.dim() != 2 or pages.dtype != torch.int32 or pages.stride(1) != 1:
+            raise ValueError(f"pages are int32 [chunks, columns], not {pages.dtype} {tuple(pages.shape)}")
+        chunks, columns = pages.shape
+        if tokens.shape != (chunks,) or tokens.dtype != torch.int32 or tokens.stride(0) != 1:
+            raise ValueError(f"tokens are int32 [{chunks}], not {tokens.dtype} {tuple(tokens.shape)}")
+        if buffers.dim() != 2 or len(buffers) != chunks or buffers.dtype != torch.uint8 or buffers.stride(1) != 1:
+            raise ValueError(f"buffers are uint8 [{chunks}, bytes], not {buffers.dtype} {tuple(buffers.shape)}")
+        if chunks and columns:
+            kernel[(columns * self._pieces, self._sides, chunks)](
+                self._words, self._scales, pages, tokens, buffers, *self._pools, pages.stride(0), buffers.stride(0),
+                **self._shape,
+            )  # fmt: skip
+
+
 def gather(kv: Tensor, pages: Tensor, tokens: Tensor, into: Tensor, *, scales: Tensor | None = None) -> None:
     """Pack chunks from scattered pages into planar buffers; no synchronisation.
 
@@ -28,44 +84,11 @@ def gather(kv: Tensor, pages: Tensor, tokens: Tensor, into: Tensor, *, scales: T
     page_tokens, kv_heads, scale_bytes]. Ids and counts are on the device and are not checked against their limits.
     Raises ValueError for tensors that do not fit each other.
     """
-    from radixkv.gpu.kernels.moves import gather_kernel
-
-    _launch(gather_kernel, kv, pages, tokens, into, scales)
+    PageChunks(kv, scales).gather(pages, tokens, into)
 
 
 def scatter(kv: Tensor, pages: Tensor, tokens: Tensor, source: Tensor, *, scales: Tensor | None = None) -> None:
     """Unpack planar buffers into scattered pages: the reverse of ``gather``, with its arguments and errors. Slots past
     a chunk's tokens stay as they are.
     """
-    from radixkv.gpu.kernels.moves import scatter_kernel
-
-    _launch(scatter_kernel, kv, pages, tokens, source, scales)
-
-
-def _launch(kernel: Any, kv: Tensor, pages: Tensor, tokens: Tensor, buffers: Tensor, scales: Tensor | None) -> None:
-    if kv.dim() != 6 or not kv.is_contiguous() or kv.element_size() not in WORDS:
-        raise ValueError(f"kv must be contiguous [layers, 2, pages, page_tokens, kv_heads, head_dim], not {kv.shape}")
-    if pages.dim() != 2 or pages.dtype != torch.int32 or pages.stride(1) != 1:
-        raise ValueError(f"pages are int32 [chunks, columns], not {pages.dtype} {tuple(pages.shape)}")
-    chunks, columns = pages.shape
-    if tokens.shape != (chunks,) or tokens.dtype != torch.int32 or tokens.stride(0) != 1:
-        raise ValueError(f"tokens are int32 [{chunks}], not {tokens.dtype} {tuple(tokens.shape)}")
-    if buffers.dim() != 2 or len(buffers) != chunks or buffers.dtype != torch.uint8 or buffers.stride(1) != 1:
-        raise ValueError(f"buffers are uint8 [{chunks}, bytes], not {buffers.dtype} {tuple(buffers.shape)}")
-    layers, sides, pool, page_tokens, kv_heads, head_dim = kv.shape
-    width, scale_width = kv_heads * head_dim, 0
-    if scales is not None and scales.numel():
-        scale_width = kv_heads * scales.shape[-1]
-        if scales.shape[:5] != kv.shape[:5] or scales.dtype != torch.uint8 or not scales.is_contiguous():
-            raise ValueError(f"scales are contiguous uint8 {tuple(kv.shape[:5])} + [bytes], not {tuple(scales.shape)}")
-    words = kv.view(WORDS[kv.element_size()])
-    block = min(BLOCK, limits.pad(page_tokens * width))
-    pieces = -(-page_tokens * width // block)
-    if not chunks or not columns:
-        return
-    kernel[(columns * pieces, layers * sides, chunks)](
-        words, words if scales is None else scales, pages, tokens, buffers,
-        pool * page_tokens * width, pool * page_tokens * scale_width, pages.stride(0), buffers.stride(0),
-        SIDES=layers * sides, PAGE=page_tokens, WIDTH=width, ITEM=kv.element_size(), SCALES=scale_width,
-        SCALES_PAD=limits.pad(max(1, page_tokens * scale_width)), BLOCK=block, PIECES=pieces, num_warps=4,
-    )  # fmt: skip
+    PageChunks(kv, scales).scatter(pages, tokens, source)
