@@ -47,10 +47,10 @@ def link() -> None:
     """Chunks between scattered pages and a host arena, by the host's clock, from as many threads as the movers use."""
     layout = KVLayout.full(layers=LAYERS, kv_heads=HEADS, head_dim=DIM, page_tokens=PAGE, chunk_tokens=CHUNK)
     device = CudaDevice(layout, POOL)
-    arena = HostArena(16 * 4, layout.quarter_bytes)
-    unpin = device.pin(arena.view(0, 16 * layout.chunk_bytes))
-    views = [arena.view(4 * i, layout.chunk_bytes) for i in range(16)]
-    tables = np.random.default_rng(0).permutation(POOL).astype(np.int32)[: 16 * CHUNK // PAGE].reshape(16, -1)
+    arena = HostArena(64 * 4, layout.quarter_bytes)
+    unpin = device.pin(arena.view(0, 64 * layout.chunk_bytes))
+    views = [arena.view(4 * i, layout.chunk_bytes) for i in range(64)]
+    tables = np.random.default_rng(0).permutation(POOL).astype(np.int32)[: 64 * CHUNK // PAGE].reshape(64, -1)
     plain = torch.frombuffer(arena.view(0, 8 * layout.chunk_bytes), dtype=torch.uint8)
     flat = torch.empty(len(plain), dtype=torch.uint8, device="cuda").random_()
     pairs = list(zip(tables, views, strict=True))
@@ -77,15 +77,16 @@ def link() -> None:
             ("to device", load, loading, plain, flat),
         ):
             best = rate(partial(target.copy_, source), len(plain))
-            for chunks in (1, 8):
+            for chunks in (1, 8, 64):
                 ours = rate(lambda: list(threads.map(work, pairs[:chunks])), chunks * layout.chunk_bytes)  # noqa: B023
                 print(f"{chunks} chunks {name:10} {ours:5.1f} GB/s, {ours / best:4.0%} of one plain copy ({best:.1f})")
 
         def queued() -> None:
-            ends = [storing.submit(store, pair) for pair in pairs[:8]] + [loading.submit(load, p) for p in pairs[8:]]
+            ends = [storing.submit(store, pair) for pair in pairs[:32]]
+            ends += [loading.submit(load, pair) for pair in pairs[32:]]
             wait(ends)
 
-        print(f"8 chunks each way at once {rate(queued, 16 * layout.chunk_bytes):5.1f} GB/s", flush=True)
+        print(f"32 chunks each way at once {rate(queued, 64 * layout.chunk_bytes):5.1f} GB/s", flush=True)
     unpin()
     arena.close()
 

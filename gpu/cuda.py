@@ -26,26 +26,30 @@ COPY_THREADS = 2
 
 
 class _Bay:
-    """What the copy of one chunk needs: a stream, a buffer on the device, and its page table on both sides."""
+    """What the copy of one chunk needs: a stream, a buffer on the device, and a page table in locked host memory that
+    kernels read in place: copied, it would wait in the link's queue behind other threads' chunks.
+    """
 
     def __init__(self, device: torch.device, nbytes: int, columns: int) -> None:
         self.stream = torch.cuda.Stream(device)
         # memory of the stream that uses it: on another one it might still be in use
         with torch.cuda.stream(self.stream):
-            self.buffer = torch.empty((1, nbytes), dtype=torch.uint8, device=device)
-            self._numbers = torch.empty(columns + 1, dtype=torch.int32, device=device)
-        self._host = torch.empty(columns + 1, dtype=torch.int32, pin_memory=True)
+            self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        numbers = torch.empty(columns + 1, dtype=torch.int32, pin_memory=True)
+        self._numbers = numbers.numpy()
+        self._chunk = (numbers[1:].unsqueeze(0), numbers[:1], self._buffer.unsqueeze(0))
 
     def holds(self, nbytes: int, columns: int) -> bool:
-        return nbytes <= self.buffer.shape[1] and columns < len(self._host)
+        return nbytes <= len(self._buffer) and columns < len(self._numbers)
 
-    def chunk(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor]:
-        """Queue a chunk's page table and token count for the device; as the packing kernels take them."""
-        used = len(table) + 1
-        numbers = self._host.numpy()
-        numbers[0], numbers[1:used] = tokens, table
-        self._numbers[:used].copy_(self._host[:used], non_blocking=True)
-        return self._numbers[None, 1:used], self._numbers[:1]
+    def chunk(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A chunk as the packing kernels take it: its page table, tokens and buffer."""
+        self._numbers[0], self._numbers[1 : len(table) + 1] = tokens, table
+        return self._chunk
+
+    def bytes(self, count: int) -> Tensor:
+        """The first ``count`` bytes of the buffer."""
+        return self._buffer if count == len(self._buffer) else self._buffer[:count]
 
 
 class _Lane:
@@ -194,9 +198,8 @@ class CudaDevice:
         used = -(-tokens // self.layout.page_tokens)
         table, host = checked_pages(pages[:used], used, self.pages), self._host(into, tokens)
         with self._out.taken(len(host), used) as bay:
-            buffer = bay.buffer[:, : len(host)]
-            self._chunks.gather(*bay.chunk(table, tokens), buffer)
-            host.copy_(buffer[0], non_blocking=True)
+            self._chunks.gather(*bay.chunk(table, tokens))
+            host.copy_(bay.bytes(len(host)), non_blocking=True)
 
     def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
         """Scatter a planar buffer's pages from ``first_page`` on into ``pages``; slots past the buffer's tokens stay as
@@ -215,10 +218,8 @@ class CudaDevice:
         table = np.full(used, -1, np.int32)
         table[first_page : first_page + len(ids)] = ids
         with self._in.taken(len(host), used) as bay:
-            # the table goes first: behind the chunk it would wait for another thread's chunk too
-            numbers, staged = bay.chunk(table, tokens), bay.buffer[:, : len(host)]
-            staged[0].copy_(host, non_blocking=True)
-            self._chunks.scatter(*numbers, staged)
+            bay.bytes(len(host)).copy_(host, non_blocking=True)
+            self._chunks.scatter(*bay.chunk(table, tokens))
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Page-lock host memory that chunks are packed into and unpacked from, so that copies run at the link's speed;

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from radixkv.gpu import limits
+from radixkv.gpu.plans import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,8 @@ class DecodeTiles:
     per_sm: int
 
 
-MANY_ROWS = 1024
-"""Sequences times kv heads from which three programs share a multiprocessor."""
+MANY_ROWS = 512
+"""Sequences times kv heads from which four programs share a multiprocessor."""
 
 FEW_ROWS = 64
 """Below, quantised pages are read by few large programs."""
@@ -32,7 +33,7 @@ def decode_tiles(head_dim: int, item_bytes: int, rows: int, whole: bool = False)
 
     Memory is kept busy by bytes in flight: 96 to 128 KiB per multiprocessor, as two or three tiles of K and V ahead of
     the one at work. One program per multiprocessor then needs the fewest parts to merge, which is what short batches
-    pay for. A batch of many rows has nothing to merge: there three programs, each one tile ahead, hide each
+    pay for. A batch of many rows has little to merge: there four programs, each one smaller tile ahead, hide each
     other's start and end.
     (The page table is read through the same pipeline, so ``stages`` counts two per tile ahead, and one.)
     """
@@ -48,11 +49,11 @@ def decode_tiles(head_dim: int, item_bytes: int, rows: int, whole: bool = False)
             return DecodeTiles(block=block, warps=4, stages=5, per_sm=2)
         return DecodeTiles(block=32, warps=1, stages=5, per_sm=8) if whole else DecodeTiles(64, 2, 5, 4)
     if rows >= MANY_ROWS:
-        return DecodeTiles(block=block, warps=4, stages=3, per_sm=3)
+        return DecodeTiles(block=block // 2, warps=4, stages=3, per_sm=4)
     return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
 
 
-class DecodePlan:
+class DecodePlan(AttentionPlan):
     """Decode attention planned once for a batch shape, then launched any number of times.
 
     ``schedule`` cuts the batch into work items on the device, once per step; ``run`` is one launch per layer. Neither
@@ -84,16 +85,10 @@ class DecodePlan:
         device: str | torch.device = "cuda",
         tiles: DecodeTiles | None = None,
     ) -> None:
-        self.group = limits.check_shape(q_heads, kv_heads, head_dim, page_tokens)
-        self.kv_dtype = q_dtype if kv_dtype is None else kv_dtype
-        self.quant = limits.check_types(q_dtype, self.kv_dtype, per_token_head)
-        limits.check_numbers(batch, window, softcap, scale)
-        self.batch, self.q_heads, self.kv_heads, self.head_dim = batch, q_heads, kv_heads, head_dim
-        self.page_tokens, self.q_dtype, self.window, self.softcap, self.sinks = (
-            page_tokens, q_dtype, window, softcap, sinks
+        super().__init__(
+            batch, q_heads, kv_heads, head_dim, page_tokens, q_dtype, kv_dtype, per_token_head, window, softcap, sinks,
+            scale, device,
         )  # fmt: skip
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.device = torch.device(device)
         rows = batch * kv_heads
         self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, rows, self.kv_dtype == torch.int8)
         self._early = limits.launch_options(limits.early_launch(self.device))
@@ -148,24 +143,18 @@ class DecodePlan:
         """
         from radixkv.gpu.kernels.decode import decode_kernel
 
-        limits.check_queries(q, (self.batch, self.q_heads, self.head_dim), self.q_dtype)
-        limits.check_pages(k_pages, v_pages, (self.page_tokens, self.kv_heads, self.head_dim), self.kv_dtype)
-        limits.check_tables(block_tables, self.batch)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         lse = self._lse if lse is None else lse
-        limits.check_results(out, lse, q)
-        k_rows = limits.check_scales(k_scales, k_pages, self.quant)
-        v_rows = limits.check_scales(v_scales, v_pages, self.quant)
-        limits.check_sinks(sinks, self.q_heads if self.sinks else 0)
-        group_pad, padded = limits.pad(self.group), limits.pad(self.head_dim, 16)
+        out = self._results(self.batch, q, k_pages, v_pages, block_tables, out, lse, sinks)
+        k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, self.quant)
+        group_pad = limits.pad(self.group)
         decode_kernel[(self.kv_heads, self.capacity)](
             q, k_pages, v_pages, block_tables, self.items, out, lse, self._acc, self._sums[0], self._sums[1],
             self._finished, q if sinks is None else sinks, k_rows, v_rows, self.scale, self.softcap, k_scale, v_scale,
             self.window, q.stride(0), q.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
             block_tables.stride(0),
             HEADS=self.kv_heads, GROUP=self.group, GROUP_PAD=group_pad, ROWS=max(16, group_pad), DIM=self.head_dim,
-            PAD=padded, PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
-            MERGED=min(16, max(1, 8192 // (group_pad * padded))), QUANT=self.quant, WINDOW=self.window > 0,
+            PAD=self.padded, PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
+            MERGED=min(16, max(1, 8192 // (group_pad * self.padded))), QUANT=self.quant, WINDOW=self.window > 0,
             SOFTCAP=self.softcap > 0, SINKS=self.sinks, EXACT=self.q_dtype == torch.float32,
             num_warps=self.tiles.warps, **self._early,
         )  # fmt: skip

@@ -59,17 +59,19 @@ def check_pages(k_pages: Tensor, v_pages: Tensor, shape: tuple[int, int, int], d
         raise ValueError(f"pages need equal strides ending in 1, not {k_pages.stride()} and {v_pages.stride()}")
 
 
-def check_scales(scales: Tensor | None, pages: Tensor, kind: int) -> Tensor:
-    """Scales of one side: float32 [pages, page_tokens, kv_heads] where ``kind`` is per token and head, else None (the
-    pages stand in for the pointer that is never read). Raises ValueError.
+def check_scales(k: Tensor | None, v: Tensor | None, pages: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    """Scales of K and V: float32 [pages, page_tokens, kv_heads] of one stride where ``kind`` is per token and head;
+    else None (the pages stand in for the pointer that is never read). Raises ValueError.
     """
     if kind != PER_TOKEN_HEAD:
-        if scales is not None:
+        if k is not None or v is not None:
             raise ValueError("scales were given for pages without a scale per token and head")
-        return pages
-    if scales is None or scales.dtype != torch.float32 or scales.shape != pages.shape[:3]:
+        return pages, pages
+    if k is None or v is None or any(x.dtype != torch.float32 or x.shape != pages.shape[:3] for x in (k, v)):
         raise ValueError(f"pages of {pages.dtype} need float32 scales of shape {tuple(pages.shape[:3])}")
-    return scales
+    if k.stride() != v.stride():
+        raise ValueError(f"scales need equal strides, not {k.stride()} and {v.stride()}")
+    return k, v
 
 
 def pad(n: int, low: int = 1) -> int:

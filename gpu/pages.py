@@ -52,9 +52,7 @@ def write(
     limits.one_of("page type", k_pages.dtype, limits.FLOATS + limits.QUANTISED)
     quantised = k_pages.dtype in limits.QUANTISED
     kind = limits.check_types(k.dtype, k_pages.dtype, k_scales is not None) if quantised else limits.PLAIN
-    k_rows, v_rows = limits.check_scales(k_scales, k_pages, kind), limits.check_scales(v_scales, v_pages, kind)
-    if k_rows.stride() != v_rows.stride():
-        raise ValueError(f"scales need equal strides, not {k_rows.stride()} and {v_rows.stride()}")
+    k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, kind)
     count = len(slots)
     for name, x in (("k", k), ("v", v)):
         if x.dim() != 3 or len(x) < count or x.shape[1:] != (kv_heads, head_dim) or x.stride(2) != 1:

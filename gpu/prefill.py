@@ -9,6 +9,7 @@ from torch import Tensor
 
 from radixkv.gpu import hopper, limits
 from radixkv.gpu.hopper import HopperTiles
+from radixkv.gpu.plans import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def parts_of(programs: int, device: torch.device) -> int:
     return min(16, max(1, limits.multiprocessors(device) // programs))
 
 
-class PrefillPlan:
+class PrefillPlan(AttentionPlan):
     """Attention of new tokens over cached context and themselves, planned once for a batch shape.
 
     Causal and aligned to the end: the last new token of a sequence sees all of it. ``schedule`` lists the query tiles
@@ -75,16 +76,10 @@ class PrefillPlan:
         tiles: PrefillTiles | HopperTiles | None = None,
         parts: int | None = None,
     ) -> None:
-        self.group = limits.check_shape(q_heads, kv_heads, head_dim, page_tokens)
-        self.kv_dtype = q_dtype if kv_dtype is None else kv_dtype
-        self.quant = limits.check_types(q_dtype, self.kv_dtype, per_token_head)
-        limits.check_numbers(batch, window, softcap, scale)
-        self.batch, self.q_heads, self.kv_heads, self.head_dim = batch, q_heads, kv_heads, head_dim
-        self.page_tokens, self.q_dtype, self.window, self.softcap, self.sinks = (
-            page_tokens, q_dtype, window, softcap, sinks
+        super().__init__(
+            batch, q_heads, kv_heads, head_dim, page_tokens, q_dtype, kv_dtype, per_token_head, window, softcap, sinks,
+            scale, device,
         )  # fmt: skip
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.device = torch.device(device)
         # a tile given decides the kernel; the plain kernel also steps in for pages that Hopper's cannot read
         self.hopper = tiles if isinstance(tiles, HopperTiles) else None
         if tiles is None:
@@ -144,51 +139,27 @@ class PrefillPlan:
 
         if len(q) > self.max_queries:
             raise ValueError(f"{len(q)} queries are more than the plan's {self.max_queries}")
-        limits.check_queries(q, (len(q), self.q_heads, self.head_dim), self.q_dtype)
-        limits.check_pages(k_pages, v_pages, (self.page_tokens, self.kv_heads, self.head_dim), self.kv_dtype)
-        limits.check_tables(block_tables, self.batch)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         lse = self._lse[: len(q)] if lse is None else lse
-        limits.check_results(out, lse, q)
-        k_rows = limits.check_scales(k_scales, k_pages, self.quant)
-        v_rows = limits.check_scales(v_scales, v_pages, self.quant)
-        limits.check_sinks(sinks, self.q_heads if self.sinks else 0)
+        out = self._results(len(q), q, k_pages, v_pages, block_tables, out, lse, sinks)
+        k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, self.quant)
         results = (out, lse, self._parts_out, self._parts_lse)
         heads = {"HEADS": self.kv_heads, "GROUP": self.group, "TOKENS": self.tile_tokens, "DIM": self.head_dim}
-        padded = limits.pad(self.head_dim, 16)
         if not self.hopper or not hopper.launch(
-            self.hopper,
-            q,
-            k_pages,
-            v_pages,
-            block_tables,
-            self.items,
-            results,
-            sinks,
-            self.scale,
-            self.window,
+            self.hopper, q, k_pages, v_pages, block_tables, self.items, results, sinks, self.scale, self.window,
             self.parts,
-        ):
+        ):  # fmt: skip
             prefill_kernel[(self.capacity, self.kv_heads, self.parts)](
                 q, k_pages, v_pages, block_tables, self.items, *results, q if sinks is None else sinks, k_rows, v_rows,
                 self.scale, self.softcap, k_scale, v_scale, self.window, len(q), q.stride(0), q.stride(1),
                 *limits.head_stride(k_pages), *limits.head_stride(k_rows), block_tables.stride(0), **heads,
-                ROWS=self.tiles.rows, PAD=padded, PAGE=self.page_tokens, BLOCK=self.tiles.block,
+                ROWS=self.tiles.rows, PAD=self.padded, PAGE=self.page_tokens, BLOCK=self.tiles.block,
                 STAGES=self.tiles.stages, QUANT=self.quant, WINDOW=self.window > 0, SOFTCAP=self.softcap > 0,
                 SINKS=self.sinks, EXACT=self.q_dtype == torch.float32, num_warps=self.tiles.warps,
             )  # fmt: skip
         if self.parts > 1:
-            rows = max(4, 1024 // padded)
+            rows = max(4, 1024 // self.padded)
             prefill_merge_kernel[(self.capacity, self.kv_heads, -(-self.tile_tokens * self.group // rows))](
-                self.items,
-                self._parts_out,
-                self._parts_lse,
-                out,
-                lse,
-                len(q),
-                **heads,
-                PAD=padded,
-                BLOCK=rows,
+                self.items, self._parts_out, self._parts_lse, out, lse, len(q), **heads, PAD=self.padded, BLOCK=rows,
                 num_warps=4,
-            )
+            )  # fmt: skip
         return out

@@ -17,8 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
+from radixkv.gpu.kernels.tiles import LN2, LOG2E
+
 ROWS = gl.constexpr(64)
 """Query rows of a warp group; two of them share a program's K and V."""
 

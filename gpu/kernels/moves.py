@@ -81,34 +81,38 @@ def copy_kernel(words, source, destination, pool, RUN: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
+def piece_of(pages, tokens, table_stride, SIDES: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
+             BLOCK: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+    """This program's piece of a page of one layer and side of a chunk: (page, its elements, whether they are there,
+    elements of a plane, row of the page's first token in a plane, tokens of the page).
+    """
+    index, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
+    side, chunk = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    count = tl.load(tokens + chunk).to(tl.int64)
+    live = tl.minimum(count - index * PAGE, PAGE)
+    page = tl.load(pages + chunk * table_stride + index, mask=live > 0, other=-1).to(tl.int64)
+    at = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = (at < live * WIDTH) & (page >= 0)
+    return page, at, inside, SIDES * count * WIDTH, side * count + index * PAGE, tl.where(page >= 0, live, 0)
+
+
+@triton.jit
 def gather_kernel(
     words, scales, pages, tokens, buffers, pool, scale_pool, table_stride, buffer_stride,
     SIDES: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, ITEM: tl.constexpr, SCALES: tl.constexpr,
     SCALES_PAD: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """One piece of one page of one layer and side into its chunk's planar buffer. WIDTH: elements of a token."""
-    index, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
-    side, chunk = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    count = tl.load(tokens + chunk).to(tl.int64)
-    live = tl.minimum(count - index * PAGE, PAGE)
-    if live <= 0:
-        return
-    page = tl.load(pages + chunk * table_stride + index).to(tl.int64)
-    if page < 0:
-        return
-    at = piece * BLOCK + tl.arange(0, BLOCK)
-    inside = at < live * WIDTH
-    plane = SIDES * count * WIDTH
+    page, at, inside, plane, token, live = piece_of(pages, tokens, table_stride, SIDES, PAGE, WIDTH, BLOCK, PIECES)
+    side, buffer = tl.program_id(1).to(tl.int64), buffers + tl.program_id(2).to(tl.int64) * buffer_stride
     x = tl.load(words + side * pool + page * (PAGE * WIDTH) + at, mask=inside)
-    out = buffers + chunk * buffer_stride + (side * count + index * PAGE) * WIDTH + at
     for byte in tl.static_range(ITEM):
-        tl.store(out + byte * plane, (x >> (8 * (ITEM - 1 - byte))).to(tl.uint8), mask=inside)
+        tl.store(buffer + byte * plane + token * WIDTH + at, (x >> (8 * (ITEM - 1 - byte))).to(tl.uint8), mask=inside)
     if SCALES > 0:  # noqa: SIM102 - decided when compiled
-        if piece == 0:
+        if tl.program_id(0) % PIECES == 0:
             s = tl.arange(0, SCALES_PAD)
             row = tl.load(scales + side * scale_pool + page * (PAGE * SCALES) + s, mask=s < live * SCALES)
-            base = chunk * buffer_stride + ITEM * plane + (side * count + index * PAGE) * SCALES
-            tl.store(buffers + base + s, row, mask=s < live * SCALES)
+            tl.store(buffer + ITEM * plane + token * SCALES + s, row, mask=s < live * SCALES)
 
 
 @triton.jit
@@ -118,27 +122,15 @@ def scatter_kernel(
     SCALES_PAD: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """The reverse of ``gather_kernel``; slots past the chunk's tokens stay as they are."""
-    index, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
-    side, chunk = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    count = tl.load(tokens + chunk).to(tl.int64)
-    live = tl.minimum(count - index * PAGE, PAGE)
-    if live <= 0:
-        return
-    page = tl.load(pages + chunk * table_stride + index).to(tl.int64)
-    if page < 0:
-        return
-    at = piece * BLOCK + tl.arange(0, BLOCK)
-    inside = at < live * WIDTH
-    plane = SIDES * count * WIDTH
-    source = buffers + chunk * buffer_stride + (side * count + index * PAGE) * WIDTH + at
+    page, at, inside, plane, token, live = piece_of(pages, tokens, table_stride, SIDES, PAGE, WIDTH, BLOCK, PIECES)
+    side, buffer = tl.program_id(1).to(tl.int64), buffers + tl.program_id(2).to(tl.int64) * buffer_stride
     kind = words.dtype.element_ty
-    x = tl.load(source, mask=inside, other=0).to(kind)
+    x = tl.load(buffer + token * WIDTH + at, mask=inside, other=0).to(kind)
     for byte in tl.static_range(1, ITEM):
-        x = (x << 8) | tl.load(source + byte * plane, mask=inside, other=0).to(kind)
+        x = (x << 8) | tl.load(buffer + byte * plane + token * WIDTH + at, mask=inside, other=0).to(kind)
     tl.store(words + side * pool + page * (PAGE * WIDTH) + at, x, mask=inside)
     if SCALES > 0:  # noqa: SIM102 - decided when compiled
-        if piece == 0:
+        if tl.program_id(0) % PIECES == 0:
             s = tl.arange(0, SCALES_PAD)
-            base = chunk * buffer_stride + ITEM * plane + (side * count + index * PAGE) * SCALES
-            row = tl.load(buffers + base + s, mask=s < live * SCALES)
+            row = tl.load(buffer + ITEM * plane + token * SCALES + s, mask=s < live * SCALES)
             tl.store(scales + side * scale_pool + page * (PAGE * SCALES) + s, row, mask=s < live * SCALES)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, unused-ignore"
 """Kernels that cut a batch into work items on the device, from lengths that only the device knows.
 
-One program, once per step; the attention of every layer reads the list. Items of longer sequences come first, so
-that what is left for the end is small.
+One program, once per step; the attention of every layer reads the list. Large items come first, so that what is left
+for the end is small.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ def decode_tiles(lengths, b, batch, window, BLOCK: tl.constexpr):
     n = tl.maximum(tl.load(lengths + b, mask=b < batch, other=0), 0)
     low = tl.where(window > 0, tl.maximum(n - window, 0) // BLOCK * BLOCK, 0)
     return n, low, (n - low + BLOCK - 1) // BLOCK
+
+
+@triton.jit
+def parts_of(tiles, size, live):
+    """Parts of at most ``size`` tiles, and the tiles of the largest."""
+    parts = tl.where(live, tl.maximum((tiles + size - 1) // size, 1), 0)
+    return parts, (tiles + parts - 1) // tl.maximum(parts, 1)
 
 
 @triton.jit
@@ -69,17 +76,17 @@ def decode_schedule(
         best = tl.where(better, size, best)
         least = tl.where(better, cost, least)
         parts_tried += tl.maximum(parts_tried // 16, 1)
-    parts = tl.where(live, tl.maximum((tiles + best - 1) // best, 1), 0)
+    parts, most = parts_of(tiles, best, live)
     if LEVELS:
-        first = places(tiles, parts, live, LEVELS)
+        first = places(most, parts, live, LEVELS)
     else:
         first = tl.zeros([BATCH_PAD], tl.int32)
         for c0 in range(0, batch, STEP):
             c = c0 + tl.arange(0, STEP)
             _, _, others = decode_tiles(lengths, c, batch, window, BLOCK)
-            their = tl.where(c < batch, tl.maximum((others + best - 1) // best, 1), 0)
-            same = (others[:, None] == tiles[None, :]) & (c[:, None] < b[None, :])
-            first += tl.sum(tl.where((others[:, None] > tiles[None, :]) | same, their[:, None], 0), axis=0)
+            their, theirs = parts_of(others, best, c < batch)
+            same = (theirs[:, None] == most[None, :]) & (c[:, None] < b[None, :])
+            first += tl.sum(tl.where((theirs[:, None] > most[None, :]) | same, their[:, None], 0), axis=0)
     # parts of one sequence differ by at most one tile
     share, extra = tiles // tl.maximum(parts, 1), tiles % tl.maximum(parts, 1)
     for j in range(tl.max(parts, axis=0)):

@@ -14,7 +14,9 @@ import pytest
 
 from radixkv.mover import ThreadMover
 from radixkv.plan import DeletePlan, Done, LoadPlan, NamePlan, Outcome, Plan, ReadPlan, TouchPlan
-from tests.mover.parts import Rig, ids, key, store, write
+from radixkv.tiers.host import HostArena
+from radixkv.types import PageIds
+from tests.mover.parts import CHUNK_UNITS, LAYOUT, UNIT_BYTES, NumpyDevice, Rig, ids, key, store, write
 
 FOR_EVER = 600.0
 """Longer than any test may take: a wait that lasts so long fails by the time limit."""
@@ -79,6 +81,38 @@ def test_one_read_after_another_needs_one_thread() -> None:
         mover.submit(ReadPlan(i, key(1), 16, 0, False))
         rig.ends(1)
     assert lane_threads() == ["radixkv-read-0"]
+    assert mover.close(5.0)
+
+
+class Pairs(NumpyDevice):
+    """Copies come in twos: each waits until another one in its direction is under way."""
+
+    copy_threads = 2
+
+    def __init__(self) -> None:
+        super().__init__(16)
+        self.packs, self.unpacks = threading.Barrier(2, timeout=20.0), threading.Barrier(2, timeout=20.0)
+
+    def pack(self, pages: PageIds, tokens: int, into: memoryview) -> None:
+        self.packs.wait()
+        super().pack(pages, tokens, into)
+
+    def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
+        self.unpacks.wait()
+        super().unpack(buffer, tokens, first_page, pages)
+
+
+def test_a_device_whose_copies_overlap_gets_as_many_threads_as_it_asks_for() -> None:
+    host = HostArena(8 * CHUNK_UNITS, UNIT_BYTES)
+    mover = ThreadMover(layout=LAYOUT, device=Pairs(), host=host, staging=None, disk=None)
+    for i in range(4):
+        mover.submit(store(2 * i, slot=4 * i, pages=[i], count=4))
+        mover.submit(LoadPlan(2 * i + 1, 16 + 4 * i, False, 4, 0, ids(8 + i)))
+    done: list[Done] = []
+    while len(done) < 8 and mover.wait(20.0):
+        done += mover.completed()
+    assert sorted(end.id for end in done) == list(range(8)) and all(end.outcome == Outcome.OK for end in done)
+    assert lane_threads() == ["radixkv-load-0", "radixkv-load-1", "radixkv-store-0", "radixkv-store-1"]
     assert mover.close(5.0)
 
 

@@ -69,6 +69,19 @@ def test_tensors_that_do_not_fit_are_refused(where: str) -> None:
         plan.run(q, pages, pages, tables, k_scales=q[..., 0].float())
 
 
+def test_scales_of_k_and_v_lie_alike(where: str) -> None:
+    """The kernels read both by the strides of K's."""
+    pages = torch.zeros(3, 16, 2, 64, dtype=torch.int8, device=where)
+    shape: dict[str, Any] = {"q_heads": 2, "kv_heads": 2, "head_dim": 64, "page_tokens": 16, "device": where}
+    plan = DecodePlan(1, q_dtype=torch.float16, kv_dtype=torch.int8, per_token_head=True, **shape)
+    q, tables = torch.zeros(1, 2, 64, device=where).half(), torch.zeros(1, 1, dtype=torch.int32, device=where)
+    k, v = torch.ones(3, 16, 2, device=where), torch.ones(3, 2, 16, device=where).transpose(1, 2)
+    with pytest.raises(ValueError, match="equal strides"):
+        plan.run(q, pages, pages, tables, k_scales=k, v_scales=v)
+    with pytest.raises(ValueError, match="need float32 scales"):
+        plan.run(q, pages, pages, tables, k_scales=k)
+
+
 def test_moves_refuse(where: str) -> None:
     kv = torch.zeros(1, 2, 3, 16, 2, 64, device=where)
     ids = torch.zeros(2, dtype=torch.int32, device=where)

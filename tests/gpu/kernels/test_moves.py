@@ -132,6 +132,8 @@ def test_f5_merge_of_partial_states(where: str) -> None:
     assert merged((math.nan, -inf), (4.0, 1.5)) == (4.0, 1.5)
     assert merged((0.0, -inf), (math.nan, -inf)) == (0.0, -inf)
     assert merged((3.0, 700.0), (5.0, -700.0)) == (3.0, 700.0)
+    # more states than are read at once, the last ones alone
+    assert merged(*[(9.0, -inf)] * 5, (2.0, 0.0), (4.0, 0.0)) == pytest.approx((3.0, math.log(2.0)), rel=1e-6)
 
 
 def test_merged_parts_are_the_whole(where: str) -> None:
