@@ -258,7 +258,10 @@ def flash3(inputs: Inputs, way: str) -> Launches:
 
 
 PEERS: dict[str, Callable[[Inputs], list[Launches]]] = {
-    **{name: lambda inputs, name=name: [flashinfer(inputs, name)] for name in ("tc", "cores", "fa2", "fa3")},
+    "tc": lambda inputs: [flashinfer(inputs, "tc")],
+    "cores": lambda inputs: [flashinfer(inputs, "cores")],
+    "fa2": lambda inputs: [flashinfer(inputs, "fa2")],
+    "fa3": lambda inputs: [flashinfer(inputs, "fa3")],
     "FA3": lambda inputs: [flash3(inputs, way) for way in ("planned", "padded")],
 }
 """Each peer's ways to do a row; the fastest counts. FlashInfer: decode with and without tensor cores, prefill by its

@@ -161,7 +161,7 @@ def test_long_beside_short_is_split(where: str) -> None:
         parts = items[items[:, 0] == seq]
         assert torch.equal(parts[1:, 1], parts[:-1, 2]), "parts follow one another"
         assert parts[0, 1] == 0 and parts[-1, 2] == length and torch.all(parts[:, 4] == len(parts))
-    assert len(items[items[:, 0] == 1]) > 1 and items[0, 0] == 1, "the long one is split and comes first"
+    assert len(items[items[:, 0] == 1]) > 1, "the long one is split"
     q = batch.normal(5, 4, 64)
     check(batch.decode(q), batch.reference(q), 2e-3)
 
