@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,18 @@ from radixkv import report
 from radixkv.acquire import acquire
 from radixkv.audit import audit
 from radixkv.clear import Cleared, bump_revision, clear, clear_retired
-from radixkv.config import Config
 from radixkv.core import Core
 from radixkv.coverage import cover, host_tokens
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.evict import evict
 from radixkv.holding import Said
 from radixkv.keys import Namespace, as_tokens, check_signs, plain_tokens
-from radixkv.layout import KVLayout
 from radixkv.lease import Lease
 from radixkv.loading import REQUEST, RESUME
 from radixkv.match import NOTHING, Match, begins, find
 from radixkv.media import Span
 from radixkv.plane import Plane
 from radixkv.prefetch import Job, prefetch
-from radixkv.protocols import Device, Mover
 from radixkv.report import NamespaceStats, Undeleted
 from radixkv.restore import Restore
 from radixkv.stats import Stats
@@ -49,10 +45,14 @@ class Cache:
 
     Token arguments are int32 arrays, other integer arrays or lists of ints; anything else raises InvalidTokens. Trouble
     in a tier never raises: it is a miss, counted with its reason.
+
+    config: what it was opened with. layout: of the model. device: the owner of the page tensors. mover: what executes
+    the plans.
     """
 
     def __init__(self, core: Core) -> None:
         self._plane = Plane(core)
+        self.config, self.layout, self.device, self.mover = core.config, core.layout, core.device, core.mover
         self._after_close: Callable[[], None] | None = None
         if core.disk is not None:
             Restore(self._plane.residency).adopt(core.disk.scan(), core.disk.names())
@@ -60,31 +60,9 @@ class Cache:
     def __enter__(self) -> Cache:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._plane.foreign:  # a forked child leaves the block: the cache is its parent's
             self.close()
-
-    @property
-    def config(self) -> Config:
-        """The configuration it was opened with."""
-        return self._plane.core.config
-
-    @property
-    def layout(self) -> KVLayout:
-        """The model layout."""
-        return self._plane.core.layout
-
-    @property
-    def device(self) -> Device:
-        """The owner of the page tensors."""
-        return self._plane.core.device
-
-    @property
-    def mover(self) -> Mover:
-        """What executes the plans."""
-        return self._plane.core.mover
 
     @staticmethod
     def _check_namespace(namespace: object) -> None:
@@ -202,21 +180,7 @@ class Cache:
             root = plane.tree.peek(namespace, plane.core.storage)
             if root is None:
                 return 0
-            before = plane.core.copies
-            found = find(plane.tree, root, known)
-            if found.path:
-                last = found.path[-1]
-                plane.stores.add(last, found.pages, None)
-                ends = [tail.edge for tail in last.tails or ()] if found.pages == last.end else []
-                for edge in ends or ([b""] if found.pages == last.end and not last.children else []):
-                    plane.stores.add(last, last.end, edge)
-            plane.stores.offer(len(plane.stores.jobs))
-            if to == "disk":
-                shorts = [r for node in found.path for r in node.shorts or ()]
-                whole = [r for node in found.path for r in node.records or ()]
-                for record in [r for r in (*whole, *shorts) if r.end <= found.pages]:
-                    plane.writes.write(record)
-            return plane.core.copies - before
+            return flushing.demote(plane, root, known, to_disk=to == "disk")
 
     def prefetch(self, namespace: Namespace, tokens: Any, to: str = "host", media: Sequence[Span] = ()) -> Job:
         """Start bringing what outer tiers have of a prompt to ``to``: "host" (disk reads only; no device page is taken)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from radixkv.evict import trim
 from radixkv.keys import Namespace
@@ -25,68 +24,91 @@ class Cleared:
     kept_disk_chunks: int = 0
     disk_keys: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
+    def __add__(self, other: Cleared) -> Cleared:
+        return Cleared(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cleared)))
+
 
 def clear(
     plane: Plane, namespace: Namespace | bytes | None, tier: str | None, unused_since: int | None = None
 ) -> Cleared:
     """Clear one namespace (or that with a root key) or all, one tier or all, what was last used by then or all."""
-    tree = plane.tree
-    roots: list[Root] = list(tree.all_roots())
+    tree, stored = plane.tree, plane.residency.stored
     if isinstance(namespace, bytes):
-        roots = [root for root in roots if root.key == namespace]
-    elif namespace is not None:
-        root = tree.peek(namespace, plane.core.storage)
-        roots = [] if root is None else [root]
-    elif tier in (None, "disk") and unused_since is None:
-        stored = plane.residency.stored
-        stored.delete_strays(key for key in stored.strays if key not in stored.foreign)  # other models' stay
-    done = [0] * 6
-    keys: list[bytes] = []
-    for root in roots:
-        done = [a + b for a, b in zip(done, _clear_root(plane, root, tier, unused_since, keys), strict=True)]
-    return _cleared(done, keys)
+        roots = [root for root in tree.all_roots() if root.key == namespace]
+    else:
+        roots = _roots(plane, namespace)
+        if namespace is None and tier in (None, "disk") and unused_since is None:
+            stored.delete_strays(key for key in stored.strays if key not in stored.foreign)  # other models' stay
+    return sum((_clear_root(plane, root, tier, unused_since) for root in roots), Cleared())
 
 
-def _cleared(counts: list[int], keys: Sequence[bytes]) -> Cleared:
-    names = [f.name for f in fields(Cleared) if f.name != "disk_keys"]
-    return Cleared(**dict(zip(names, counts, strict=True)), disk_keys=tuple(keys))
+def _roots(plane: Plane, namespace: Namespace | None) -> list[Root]:
+    if namespace is None:
+        return list(plane.tree.all_roots())
+    root = plane.tree.peek(namespace, plane.core.storage)
+    return [] if root is None else [root]
 
 
-def _clear_root(
-    plane: Plane, root: Root, tier: str | None, unused_since: int | None = None, keys: list[bytes] | None = None
-) -> list[int]:
-    """Clear below one root; the counts of ``Cleared`` in order. keys: gets those that the disk is told to delete.
+def _clear_root(plane: Plane, root: Root, tier: str | None = None, unused_since: int | None = None) -> Cleared:
+    """Clear below one root.
 
     What was used after ``unused_since``, and what stands above it, stays and does not count as kept.
     Records of less than a page have no time of use of their own: they go with everything, not by age.
     """
-    tree, counters = plane.tree, plane.core.counters
+    tree, counters, cleared = plane.tree, plane.core.counters, Cleared()
     until = tree.now if unused_since is None else unused_since
-    pages = kept_pages = 0
-    chunks, kept = [0, 0], [0, 0]
     nodes = list(tree.nodes(root))
     old = nodes if unused_since is None else _unused(nodes, root, until)
-    records = [record for node in old for record in (*(node.records or ()), *(node.shorts or ()))]
+    records = [record for node in old for record in node.chunks()]
     if tier in (None, "device"):
         before = plane.pool.n_cached
         for node in reversed(nodes):
-            _clear_tails(plane, node, until)
+            for tail in list(node.tails or ()):
+                if tail.last_use <= until and not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
+                    tree.drop_tail(tail)
+                    tree.prune(node)
         for node in reversed(old):
-            _clear_device(plane, node)
-        pages = before - plane.pool.n_cached
-        kept_pages = sum(node.resident for node in old if node.alive)
-        kept_pages += sum(tail.last_use <= until for node in tree.nodes(root) for tail in node.tails or ())
-    for which, name in ((HOST, "host"), (DISK, "disk")):
-        if tier in (None, name):
-            for record in reversed(records):
-                key = record.key
-                if _clear_record(plane, record, which, chunks, kept) and which == DISK and keys is not None:
-                    assert key is not None
-                    keys.append(key)
-    counters.cleared_pages += pages
-    counters.cleared_host_chunks += chunks[HOST]
-    counters.cleared_disk_chunks += chunks[DISK]
-    return [pages, chunks[HOST], chunks[DISK], kept_pages, kept[HOST], kept[DISK]]
+            if node.alive and node.parent is not None:
+                trim(tree, node, node.resident)
+                tree.prune(node)
+        kept = sum(node.resident for node in old if node.alive)
+        kept += sum(tail.last_use <= until for node in tree.nodes(root) for tail in node.tails or ())
+        cleared += Cleared(device_pages=before - plane.pool.n_cached, kept_device_pages=kept)
+    if tier in (None, "host"):
+        keys, left = _clear_records(plane, records, HOST)
+        cleared += Cleared(host_chunks=len(keys), kept_host_chunks=left)
+    if tier in (None, "disk"):
+        keys, left = _clear_records(plane, records, DISK)
+        cleared += Cleared(disk_chunks=len(keys), kept_disk_chunks=left, disk_keys=tuple(key for key in keys if key))
+    counters.cleared_pages += cleared.device_pages
+    counters.cleared_host_chunks += cleared.host_chunks
+    counters.cleared_disk_chunks += cleared.disk_chunks
+    return cleared
+
+
+def _clear_records(plane: Plane, records: list[ChunkRecord], tier: int) -> tuple[list[bytes | None], int]:
+    """The keys of those cleared, and how many were kept."""
+    keys: list[bytes | None] = []
+    kept = 0
+    for record in reversed(records):
+        residence = record.tiers[tier]
+        if residence.children or residence.state is not State.READY or plane.residency.in_use(record, tier):
+            kept += residence.state is not State.NONE
+        else:
+            keys.append(record.key)
+            plane.residency.drop(record, tier)
+    return keys, kept
+
+
+def _unused(nodes: list[Node], root: Root, until: int) -> list[Node]:
+    """Those of ``nodes`` (all below ``root``, parents first) of which nothing was used after ``until``, nor below
+    them: a commit stamps what it adds, not what it goes on from.
+    """
+    used: set[Node | None] = {root}
+    for node in reversed(nodes):
+        if node in used or any(entry.last_use > until for entry in (node, *(node.tails or ()))):
+            used |= {node, node.parent}
+    return [node for node in nodes if node not in used]
 
 
 def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
@@ -96,27 +118,23 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
     tree, residency = plane.tree, plane.residency
     residency.stored.condemn()
     generation = (("generation", plane.core.entropy(16).hex()),)
+    roots, done = _roots(plane, namespace), Cleared()
     if namespace is None:
-        roots = list(tree.all_roots())
         tree.generations.clear()
         tree.generation = generation
     else:
-        found = tree.peek(namespace, plane.core.storage)
-        roots = [] if found is None else [found]
         tree.generations[namespace.digest] = generation
-    done = [0] * 6
     for root in roots:
         for record in list(residency.records_below(root)):
             if record.tiers[DISK].state:
                 assert record.key is not None
                 residency.stored.condemn(record.key)
-                done[2] += 1
+                done += Cleared(disk_chunks=1)
             residency.drop(record, DISK)
-        cleared = _clear_root(plane, root, None)
-        done = [a + b for a, b in zip(done, cleared, strict=True)]
+        done += _clear_root(plane, root)
         if not root.retired:
             tree.retire(root)
-    return _cleared(done, ())
+    return replace(done, disk_keys=())
 
 
 def clear_retired(plane: Plane) -> None:
@@ -127,42 +145,5 @@ def clear_retired(plane: Plane) -> None:
     if stored.condemned:
         stored.delete_strays(stored.condemned)
     for root in list(plane.tree.retired):
-        _clear_root(plane, root, None)
+        _clear_root(plane, root)
         plane.tree.forget_root(root)
-
-
-def _unused(nodes: list[Node], root: Root, until: int) -> list[Node]:
-    """Those of ``nodes`` (all below ``root``, parents first) of which nothing was used after ``until``, nor below
-    them: a commit stamps what it adds, not what it goes on from.
-    """
-    used: set[int] = {id(root)}
-    for node in reversed(nodes):
-        late = node.last_use > until or any(tail.last_use > until for tail in node.tails or ())
-        if (late or id(node) in used) and node.parent is not None:
-            used |= {id(node), id(node.parent)}
-    return [node for node in nodes if id(node) not in used]
-
-
-def _clear_tails(plane: Plane, node: Node, until: int) -> None:
-    for tail in list(node.tails or ()):
-        if tail.last_use <= until and not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
-            plane.tree.drop_tail(tail)
-            plane.tree.prune(node)
-
-
-def _clear_device(plane: Plane, node: Node) -> None:
-    if node.alive and node.parent is not None:
-        trim(plane.tree, node, node.resident)
-        plane.tree.prune(node)
-
-
-def _clear_record(plane: Plane, record: ChunkRecord, tier: int, done: list[int], kept: list[int]) -> bool:
-    residence = record.tiers[tier]
-    if not residence.state:
-        return False
-    if residence.children or residence.state is not State.READY or plane.residency.in_use(record, tier):
-        kept[tier] += 1
-        return False
-    plane.residency.drop(record, tier)
-    done[tier] += 1
-    return True

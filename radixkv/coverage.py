@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from radixkv.match import Found
 from radixkv.node import HOST, ChunkRecord, Node, Root, State, common_tokens
 from radixkv.residency import Residency
@@ -11,34 +13,30 @@ BRANCHES = 16
 """Nodes of other branches looked at for a record that holds the shared head of a chunk."""
 
 
-class Part:
+class Part(msgspec.Struct, eq=False):
     """One line of a load plan: ``pages`` pages of ``record`` from its page ``first`` on, into the block table from
     entry ``at`` on.
 
-    slot: the record's host slot, pinned, or -1. pending: its bytes are not in host memory yet. from_disk: they had to
-    be read.
+    held: the plan still keeps the record. pending: its bytes are not in host memory yet. from_disk: they had to be
+    read.
     """
 
-    __slots__ = ("at", "first", "from_disk", "pages", "pending", "record", "slot")
-
-    def __init__(self, record: ChunkRecord, first: int, pages: int) -> None:
-        self.record = record
-        self.first = first
-        self.pages = pages
-        self.at = -1
-        self.slot = -1
-        self.pending = False
-        self.from_disk = False
+    record: ChunkRecord
+    first: int
+    pages: int
+    at: int = -1
+    held: bool = False
+    pending: bool = False
+    from_disk: bool = False
 
 
-class _Best:
+class _Best(msgspec.Struct, eq=False):
     """The record that carries chunk ``index`` furthest past ``covered`` tokens."""
 
-    def __init__(self, residency: Residency, index: int, covered: int) -> None:
-        self.residency = residency
-        self.index = index
-        self.covered = covered
-        self.record: ChunkRecord | None = None
+    residency: Residency
+    index: int
+    covered: int
+    record: ChunkRecord | None = None
 
     def offer(self, record: ChunkRecord, covered: int) -> None:
         if record.index == self.index and covered > self.covered and self.residency.readable(record):

@@ -37,15 +37,15 @@ be measured again.
 class LoadTime:
     """Seconds until so many bytes are there, as a line (latency + bytes / rate) through fading measurements."""
 
-    __slots__ = ("_t", "_w", "_x", "_xt", "_xx")
+    __slots__ = ("_sums",)
 
     def __init__(self) -> None:
-        self._w = self._x = self._t = self._xx = self._xt = 0.0
+        self._sums = [0.0] * 5  # of 1, bytes x, seconds t, x * x and x * t, the older the less
 
     @property
     def known(self) -> bool:
         """Whether anything was measured."""
-        return self._w > 0
+        return self._sums[0] > 0
 
     def add(self, nbytes: int, seconds: float) -> None:
         """A load with ``nbytes`` ahead of its end took ``seconds``. Nothing is learned from empty or timeless ones."""
@@ -53,11 +53,8 @@ class LoadTime:
             return
         if self.known:
             seconds = min(seconds, OUTLIER * self.seconds(nbytes))
-        self._w = self._w * FADE + 1
-        self._x = self._x * FADE + nbytes
-        self._t = self._t * FADE + seconds
-        self._xx = self._xx * FADE + nbytes * nbytes
-        self._xt = self._xt * FADE + nbytes * seconds
+        terms = (1, nbytes, seconds, nbytes * nbytes, nbytes * seconds)
+        self._sums = [FADE * old + new for old, new in zip(self._sums, terms, strict=True)]
 
     def line(self) -> tuple[float, float]:
         """Latency in seconds and seconds per byte; (0, 0) with nothing measured.
@@ -66,11 +63,11 @@ class LoadTime:
         """
         if not self.known:
             return 0.0, 0.0
-        x, t = self._x / self._w, self._t / self._w
-        spread = self._xx / self._w - x * x
+        x, t, xx, xt = (total / self._sums[0] for total in self._sums[1:])
+        spread = xx - x * x
         slope = t / x
         if spread > SPREAD * x * x:
-            slope = min(max((self._xt / self._w - x * t) / spread, 0.0), slope)
+            slope = min(max((xt - x * t) / spread, 0.0), slope)
         return t - slope * x, slope
 
     def seconds(self, nbytes: int) -> float:

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from radixkv.node import DISK, HOST, ChunkRecord, Node, State
+from radixkv.match import find
+from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
 from radixkv.plane import Plane
 from radixkv.stores import Job
+from radixkv.types import Tokens
 from radixkv.writes import reused
 
 log = logging.getLogger("radixkv")
@@ -22,81 +24,72 @@ def flush(plane: Plane, timeout_s: float) -> int:
     """Store and write until everything is on disk, nothing more can be saved, or the deadline passes. Returns what is
     not on disk, and what should no longer be there and is.
     """
-    core = plane.core
+    core, stored = plane.core, plane.residency.stored
     if core.disk is None:
         return 0
-    left = _save(plane, timeout_s) + len(plane.residency.stored.condemned)
-    return left if _synced(plane) else max(left, 1)
-
-
-def _synced(plane: Plane) -> bool:
-    """Whether what was written is durable."""
-    core = plane.core
-    if core.disk is None or core.config.disk.sync:
-        return True
-    try:
-        return bool(core.disk.sync())
-    except Exception as error:
-        log.warning("the disk tier's sync failed: %s", error)
-        return False
-
-
-def _save(plane: Plane, timeout_s: float) -> int:
-    core = plane.core
-    deadline = core.clock() + timeout_s
-    least, idle = -1, 0
     with plane.lock:
         plane.writes.flushing += 1
-        plane.residency.stored.delete_strays(plane.residency.stored.condemned)
+        stored.delete_strays(stored.condemned)
     try:
-        while True:
-            with plane.lock:
-                plane.drain()
-                left = list(unsaved(plane))
-                idle = 0 if least < 0 or len(left) < least else idle + 1
-                least = min(least, len(left)) if least >= 0 else len(left)
-                before = core.last_plan
-                for place in left:
-                    _offer(plane, place)
-                plane.stores.offer_again()
-                plane.stores.offer(len(plane.stores.jobs))
-                plane.writes.ahead(0.0)
-                if not left:
-                    plane.write_uses()
-                stuck = core.last_plan == before and not core.flights and not core.fences
-            settled = _until(plane, deadline, lambda: not core.flights and not core.fences)
-            if not settled or stuck or idle == ROUNDS:
-                with plane.lock:
-                    return len(list(unsaved(plane)))
+        left = _save(plane, core.clock() + timeout_s)
     finally:
         with plane.lock:
             plane.writes.flushing -= 1
+    return _synced(plane, left + len(stored.condemned))
+
+
+def _synced(plane: Plane, left: int) -> int:
+    """What is ``left``, or 1 where nothing is but what was written may not be durable."""
+    core = plane.core
+    if core.disk is None or core.config.disk.sync:
+        return left
+    try:
+        return left if core.disk.sync() else max(left, 1)
+    except Exception as error:
+        log.warning("the disk tier's sync failed: %s", error)
+        return max(left, 1)
+
+
+def _save(plane: Plane, deadline: float) -> int:
+    """Rounds of stores and writes; what is left after the last."""
+    core, stores = plane.core, plane.stores
+    least, idle = -1, 0
+    while True:
+        with plane.lock:
+            plane.drain()
+            left = list(unsaved(plane))
+            idle = 0 if least < 0 or len(left) < least else idle + 1
+            least = min(least, len(left)) if least >= 0 else len(left)
+            before = core.last_plan
+            for place in left:
+                if isinstance(place, Job):
+                    stores.run(place)  # not queued: the next round asks again for what must wait
+                else:
+                    plane.writes.write(place)
+            stores.offer_again()
+            stores.offer(len(stores.jobs))
+            plane.writes.ahead(0.0)
+            if not left:
+                plane.write_uses()
+            stuck = core.last_plan == before and not core.flights and not core.fences
+        settled = _until(plane, deadline, lambda: not core.flights and not core.fences)
+        if not settled or stuck or idle == ROUNDS:
+            with plane.lock:
+                return len(list(unsaved(plane)))
 
 
 def erase(plane: Plane, timeout_s: float) -> int:
     """Wait until what was stored of revisions that are over is gone from the disk, for good. Returns the chunks that
     may still be there: the deadline has passed, or the tier does not delete.
     """
-    core, stored = plane.core, plane.residency.stored
-    if core.disk is None:
-        return 0
-    deadline = core.clock() + timeout_s
+    stored, deadline = plane.residency.stored, plane.core.clock() + timeout_s
     for _ in range(ROUNDS):
         with plane.lock:
             stored.delete_strays(stored.condemned)
-        if not _until(plane, deadline, lambda: not stored.condemned & stored.deleting.keys()):
+        gone = _until(plane, deadline, lambda: not stored.condemned & stored.deleting.keys())
+        if not gone or not stored.condemned:
             break
-        if not stored.condemned:
-            break
-    left = len(stored.condemned)
-    return left if _synced(plane) else max(left, 1)
-
-
-def _offer(plane: Plane, place: tuple[Node, int, bytes | None] | ChunkRecord) -> None:
-    if isinstance(place, ChunkRecord):
-        plane.writes.write(place)
-    else:
-        plane.stores.run(Job(*place))  # not queued: the next round asks again for what must wait
+    return _synced(plane, len(stored.condemned))
 
 
 def _until(plane: Plane, deadline: float, reached: Callable[[], bool]) -> bool:
@@ -117,43 +110,55 @@ def _until(plane: Plane, deadline: float, reached: Callable[[], bool]) -> bool:
             return False
 
 
-def unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkRecord]:
-    """Places on the device and records in the host that disk does not have and would admit: (node, depth, tail) as for
-    store jobs, parents first.
+def unsaved(plane: Plane) -> Iterator[Job | ChunkRecord]:
+    """Places on the device, as store jobs, and records in the host that disk does not have and would admit, parents
+    first.
     """
-    if not plane.core.second_use:
-        yield from _unsaved(plane)
-        return
-    for place in _unsaved(plane):
-        if reused(place) if isinstance(place, ChunkRecord) else place[1] <= place[0].reused_end:
-            yield place
-
-
-def _unsaved(plane: Plane) -> Iterator[tuple[Node, int, bytes | None] | ChunkRecord]:
-    tree = plane.tree
+    tree, admitted = plane.tree, not plane.core.second_use
     for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots() if not root.retired):
-        for record in (*(node.records or ()), *(node.shorts or ())):
-            if record.tiers[HOST].state and record.tiers[DISK].state is not State.READY:
+        for record in node.chunks():
+            in_host_alone = record.tiers[HOST].state and record.tiers[DISK].state is not State.READY
+            if in_host_alone and (admitted or reused(record)):
                 yield record
-        for index in range(node.start // tree.chunk_pages, node.resident_end // tree.chunk_pages):
-            whole = tree.record(node, index)
-            if whole is None or not (whole.tiers[HOST].state or whole.tiers[DISK].state is State.READY):
-                yield node, (index + 1) * tree.chunk_pages, None
-        if node.parent is None and not node.tails:
-            continue
-        if node.resident < node.end - node.start:
-            continue
-        ends = [tail.edge for tail in node.tails or ()]
-        if not ends and not node.children and node.end % tree.chunk_pages:
-            ends = [b""]
-        for edge in ends:
-            if not _has_short(node, edge):
-                yield node, node.end, edge
+        for depth, tail in _unsaved(plane, node):
+            if admitted or depth <= node.reused_end:
+                yield Job(node, depth, tail)
 
 
-def _has_short(node: Node, edge: bytes) -> bool:
-    for record in node.shorts or ():
-        says = record.end == node.end and record.tail.startswith(edge)
-        if says and (record.tiers[HOST].state or record.tiers[DISK].state is State.READY):
-            return True
-    return False
+def _unsaved(plane: Plane, node: Node) -> Iterator[tuple[int, bytes | None]]:
+    """Ends of chunks at ``node`` that no outer tier has, and of conversations: (depth, tail) as for store jobs."""
+    tree = plane.tree
+    for index in range(node.start // tree.chunk_pages, node.resident_end // tree.chunk_pages):
+        whole = tree.record(node, index)
+        if whole is None or not _safe(whole):
+            yield (index + 1) * tree.chunk_pages, None
+    if (node.parent is None and not node.tails) or node.resident_end < node.end:
+        return
+    ends = [tail.edge for tail in node.tails or ()]
+    if not ends and not node.children and node.end % tree.chunk_pages:
+        ends = [b""]
+    for edge in ends:
+        said = [short for short in node.shorts or () if short.end == node.end and short.tail.startswith(edge)]
+        if not any(map(_safe, said)):
+            yield node.end, edge
+
+
+def _safe(record: ChunkRecord) -> bool:
+    """On disk, or on its way there from the host."""
+    return bool(record.tiers[HOST].state) or record.tiers[DISK].state is State.READY
+
+
+def demote(plane: Plane, root: Root, tokens: Tokens, *, to_disk: bool) -> int:
+    """Start copying a prompt's whole chunks, and a conversation end that ends where it does, outwards. Returns copies
+    started.
+    """
+    before, found = plane.core.copies, find(plane.tree, root, tokens)
+    for node in found.path:
+        for depth, tail in _unsaved(plane, node):
+            if depth <= found.pages and (tail is None or depth == found.pages):
+                plane.stores.add(node, depth, tail)
+    plane.stores.offer(len(plane.stores.jobs))
+    for record in [record for node in found.path for record in node.chunks() if record.end <= found.pages]:
+        if to_disk:
+            plane.writes.write(record)
+    return plane.core.copies - before

@@ -58,15 +58,12 @@ class Arriving(Protocol):
 
     def hit(self) -> Hit:
         """Where the cached tokens come from, as far as known."""
-        ...
 
     def give_up(self) -> None:
         """What has not been read yet is left for compute."""
-        ...
 
-    def drop(self) -> None:
+    def leave(self) -> None:
         """The lease closes before it has settled."""
-        ...
 
 
 class Holding(msgspec.Struct, eq=False, weakref=True):
@@ -195,14 +192,14 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         self._node, self._depth = target, depth
 
     def spoil(self, bad: npt.NDArray[np.bool_]) -> None:
-        """See ``withdraw.Holder``."""
+        """See ``cut.Holder``."""
         if bad[self._table[: self._entries]].any():
             self.failed = True
             if self._load is not None:
-                self._load.drop()
+                self._load.leave()
 
     def retreat(self, node: Node, depth: int) -> bool:
-        """See ``withdraw.Holder``."""
+        """See ``cut.Holder``."""
         here = at = self._node.at(self._depth)
         while here is not node and here.parent is not None:
             here = here.parent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -28,9 +27,7 @@ class Lease(Holding):
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._plane.foreign:  # a forked child leaves the block: the lease is its parent's
             self.close()
 
@@ -250,7 +247,7 @@ class Lease(Holding):
                     self._tokens, self._base = self._tokens[done:], known * size
 
     def publish_again(self) -> None:
-        """See ``withdraw.Holder``."""
+        """See ``cut.Holder``."""
         known = self._known(self.committed) // self._plane.tree.page_tokens
         if known > self._depth and not self.failed:
             self._publish(known)
@@ -312,7 +309,7 @@ class Lease(Holding):
         if keep is not None:
             end = min(max(keep, self._matched), end)
         if self._load is not None:
-            self._load.drop()
+            self._load.leave()
         elif self.failed:
             if fence is not None:
                 self._fence_rest(fence)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from radixkv.coverage import Part
 from radixkv.errors import OutOfPages
 from radixkv.holding import Hit, Holding
+from radixkv.loads import Waiter
 from radixkv.types import PageIds
 
 
@@ -49,18 +50,12 @@ def begin(lease: Holding, parts: list[Part], reserve: int, purpose: Purpose) -> 
     plane.loads.start(load, list(parts))
 
 
-class Load:
-    """The parts of a lease's prompt that come from outer tiers (see ``loads.Waiter``), until the lease has settled.
-
-    parts: the plan; pending: those whose bytes are not in host memory yet.
-    """
-
-    __slots__ = ("deadline", "lease", "parts", "pending", "purpose")
+class Load(Waiter):
+    """The parts of a lease's prompt that come from outer tiers, until the lease has settled."""
 
     def __init__(self, lease: Holding, parts: list[Part], purpose: Purpose) -> None:
+        super().__init__(lease._plane.loads, parts)
         self.lease = lease
-        self.parts = parts
-        self.pending = len(parts)
         self.deadline = 0.0
         self.purpose = purpose
 
@@ -68,28 +63,15 @@ class Load:
         """See ``loads.Waiter``."""
         return self.lease._table[part.at : part.at + part.pages]
 
-    def part_ready(self, part: Part) -> None:
-        """See ``loads.Waiter``."""
-        self.lease._plane.loads.release(part)
-        self.pending -= 1
-        if not self.pending:
-            self._settle()
-
-    def part_failed(self, part: Part) -> None:
-        """See ``loads.Waiter``: this part and all that follow go."""
-        self._shorten(self.parts.index(part))
-
     def give_up(self) -> None:
         """See ``holding.Arriving``: the parts from the first unread one on go."""
         self.lease._plane.core.counters.abandoned_loads += 1
-        self._shorten(next(i for i, part in enumerate(self.parts) if part.pending))
+        self.shorten(next(i for i, part in enumerate(self.parts) if part.pending))
 
-    def drop(self) -> None:
-        """See ``holding.Arriving``: nothing is published; copies under way keep their pages until they end."""
+    def leave(self) -> None:
+        """See ``holding.Arriving``: nothing is published."""
         self.lease._load = None
-        for part in self.parts:
-            if part.pending or part.slot >= 0:
-                self.lease._plane.loads.release(part)
+        self.drop(self.parts)
 
     def hit(self) -> Hit:
         """See ``holding.Arriving``."""
@@ -102,29 +84,21 @@ class Load:
             done = max(done, end)
         return Hit(*tokens)
 
-    def _shorten(self, first: int) -> None:
-        """Parts from ``first`` on will not come: the plan, the table and ``cached_tokens`` end before them."""
-        lease, plane = self.lease, self.lease._plane
-        gone = self.parts[first:]
-        del self.parts[first:]
-        keep = gone[0].at
+    def shorten(self, first: int) -> None:
+        """See ``loads.Waiter``: the plan, the table and ``cached_tokens`` end before part ``first``."""
+        lease, plane, keep = self.lease, self.lease._plane, self.parts[first].at
         pages = lease._table[keep : lease._entries]
         lease._entries = keep
         plane.pool.release(pages)
-        for part in gone:
-            if part.pending or part.slot >= 0:
-                self.pending -= 1
-                plane.loads.release(part)
         lease._have = keep * plane.tree.page_tokens
         self._count()
-        if not self.pending:
-            self._settle()
+        super().shorten(first)
 
     def _count(self) -> None:
         lease = self.lease
         lease.cached_tokens = lease.length = lease.committed = usable(lease.prompt_tokens, lease._have, self.purpose)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Every byte is verified: the loaded pages enter the tree, their loads' holds keeping readers and movers away
         until they end. What the device got meanwhile replaces ours.
         """

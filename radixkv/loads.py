@@ -9,31 +9,58 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from radixkv.core import Flight
 from radixkv.coverage import Part
+from radixkv.cut import Holder, withdraw
 from radixkv.node import DISK, HOST, ChunkRecord, State
 from radixkv.plan import Done, LoadPlan, Outcome, ReadPlan
 from radixkv.types import PageIds
-from radixkv.withdraw import Holder, withdraw
 from radixkv.writes import Writes
 
 
-class Waiter(Protocol):
-    """A lease or a prefetch that waits for parts of its plan."""
+class Waiter:
+    """A lease or a prefetch that waits for the parts of its plan. pending: those not in host memory yet."""
+
+    def __init__(self, loads: Loads, parts: list[Part]) -> None:
+        self.loads = loads
+        self.parts = parts
+        self.pending = len(parts)
 
     def part_pages(self, part: Part) -> PageIds | None:
         """The device pages the part goes to; None: a copy in the host cache is all that is wanted."""
-        ...
+        return None
 
     def part_ready(self, part: Part) -> None:
         """The part's bytes are in host memory, verified, and on their way to the device."""
-        ...
+        self.loads.release(part)
+        self.pending -= 1
+        if not self.pending:
+            self.settle()
 
     def part_failed(self, part: Part) -> None:
-        """The part will not come."""
-        ...
+        """The part will not come, and what follows it is of no use."""
+        self.shorten(self.parts.index(part))
+
+    def shorten(self, first: int) -> None:
+        """Parts from ``first`` on are given up."""
+        gone = self.parts[first:]
+        del self.parts[first:]
+        self.pending -= self.drop(gone)
+        if not self.pending:
+            self.settle()
+
+    def drop(self, parts: list[Part]) -> int:
+        """Let go of ``parts``; how many were still held. Copies under way keep their pages until they end."""
+        held = [part for part in parts if part.held]
+        for part in held:
+            self.loads.release(part)
+        return len(held)
+
+    def settle(self) -> None:
+        """Nothing is waited for any more."""
+        raise NotImplementedError
 
 
 class Loads:
@@ -47,20 +74,15 @@ class Loads:
         self.failed: list[Flight] = []  # loads that have failed as often as the policy allows: see ``give_up``
 
     def hold(self, parts: list[Part]) -> None:
-        """Keep records and host slots of a plan from becoming victims, before any room is made for it."""
+        """Keep the records of a plan, before any room is made for it."""
         for part in parts:
+            part.held = True
             part.record.busy += 1
             part.pending = part.from_disk = part.record.tiers[HOST].state is not State.READY
-            if not part.pending:
-                part.slot = part.record.slot
-                self.core.slots.pin(part.slot)
 
     def release(self, part: Part) -> None:
         """A plan no longer needs ``part``: its copy to the device has been issued, or is given up."""
-        record = part.record
-        if part.slot >= 0:
-            self.core.slots.unpin(part.slot)
-            part.slot = -1
+        record, part.held = part.record, False
         if part.pending:
             part.pending = False
             if record.read is not None:
@@ -79,8 +101,8 @@ class Loads:
             if part.pending:
                 self._want(part.record).append((waiter, part))
         for part in parts:
-            if part.slot >= 0:
-                self._give(waiter, part, part.slot, staging=False)
+            if part.held and not part.pending:
+                self._give(waiter, part, part.record.slot, staging=False)
         self.start_waiting()
 
     def _want(self, record: ChunkRecord) -> list[Any]:

@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -90,10 +91,13 @@ class MediaTable:
         if not self.names or not len(tokens) or int(tokens.min()) >= 0:
             return data, b""
         clean, entries = tokens.copy(), []
-        at = 0
-        for at, count, begins, name in self._runs(tokens):
-            clean[at : at + count] = 0
-            entries.append(_ENTRY.pack(at, count, begins, name))
+        numbers = np.where(tokens < 0, (-1 - tokens.astype(np.int64)) // 2, -1)  # of spans, at their placeholders
+        begins = (tokens < 0) & (tokens % 2 != 0)
+        runs = np.flatnonzero(begins | (np.diff(numbers, prepend=-1) != 0)).tolist()
+        for at, end in pairwise([*runs, len(tokens)]):
+            if numbers[at] >= 0:
+                clean[at:end] = 0
+                entries.append(_ENTRY.pack(at, end - at, bool(begins[at]), self.names[numbers[at]]))
         return clean.tobytes(), b"".join(entries)
 
     def restored(self, tokens: bytes, media: bytes) -> bytes:
@@ -108,19 +112,6 @@ class MediaTable:
                 raise ValueError(f"a media entry of {count} at {at} is outside {len(out)} tokens")
             self._write(out, at, count, name, begins=bool(begins))
         return out.tobytes()
-
-    def _runs(self, tokens: Tokens) -> list[tuple[int, int, bool, bytes]]:
-        """Runs of placeholders of one span: (offset, count, begins here, name)."""
-        negative = tokens < 0
-        numbers = np.where(negative, (-(tokens.astype(np.int64)) - 1) // 2, -1)
-        begins = negative & (tokens % 2 != 0)
-        new = np.flatnonzero(negative & (begins | (np.concatenate(([-1], numbers[:-1])) != numbers)))
-        out = []
-        for at in new.tolist():
-            later = np.flatnonzero((numbers[at + 1 :] != numbers[at]) | begins[at + 1 :])
-            count = int(later[0]) + 1 if len(later) else len(tokens) - at
-            out.append((at, count, bool(begins[at]), self.names[int(numbers[at])]))
-        return out
 
     def _write(self, out: Tokens, at: int, count: int, name: bytes, *, begins: bool) -> None:
         number = self._numbers.get(name)

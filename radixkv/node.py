@@ -40,7 +40,7 @@ class Residence:
     queued: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ChunkRecord:
     """What the outer tiers have of one chunk on one path.
 
@@ -72,6 +72,7 @@ class ChunkRecord:
         return not (self.tiers[HOST].state or self.tiers[DISK].state or self.busy or self.below)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """An edge and its end. ``edge``: bytes of the int32 tokens from page ``start`` to page ``end``; ``pages``: bytes of
     the int32 ids of its resident head. ``children`` by the bytes of their first page. ``resident_children``: children
@@ -81,40 +82,21 @@ class Node:
     ``reused_end``: depth up to which a later request has used it, kept where the disk admits at the second use.
     """
 
-    __slots__ = (
-        "alive",
-        "children",
-        "edge",
-        "end",
-        "last_use",
-        "pages",
-        "parent",
-        "pins",
-        "queued",
-        "records",
-        "resident_children",
-        "reused_end",
-        "shorts",
-        "start",
-        "tails",
-    )
-
-    def __init__(self, edge: bytes, pages: bytes, parent: Node | None, last_use: int, start: int, end: int) -> None:
-        self.edge = edge
-        self.pages = pages
-        self.parent = parent
-        self.last_use = last_use
-        self.start = start
-        self.end = end
-        self.resident_children = 0
-        self.reused_end = 0
-        self.queued = False
-        self.alive = True
-        self.children: dict[bytes, Node] | None = None
-        self.records: list[ChunkRecord] | None = None
-        self.shorts: list[ChunkRecord] | None = None
-        self.tails: list[Tail] | None = None
-        self.pins: list[int] | None = None
+    edge: bytes
+    pages: bytes
+    parent: Node | None
+    last_use: int
+    start: int
+    end: int
+    resident_children: int = 0
+    reused_end: int = 0
+    queued: bool = False
+    alive: bool = True
+    children: dict[bytes, Node] | None = None
+    records: list[ChunkRecord] | None = None
+    shorts: list[ChunkRecord] | None = None
+    tails: list[Tail] | None = None
+    pins: list[int] | None = None
 
     @property
     def resident(self) -> int:
@@ -138,6 +120,10 @@ class Node:
         while node.start >= depth and node.parent is not None:
             node = node.parent
         return node
+
+    def chunks(self) -> tuple[ChunkRecord, ...]:
+        """All records that stand here, whole chunks first."""
+        return (*(self.records or ()), *(self.shorts or ()))
 
     def pin(self, depth: int) -> None:
         """A lease ends here at ``depth``; it protects everything above. Depth 0 needs no pin."""
@@ -191,18 +177,16 @@ class Root(Node):
         self.retired = False  # of a revision that is over: matched no more, stored no more
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tail:
     """A partly filled last page at the end of ``parent``. edge: bytes of its tokens, fewer than a page."""
 
-    __slots__ = ("alive", "edge", "last_use", "page", "parent", "queued")
-
-    def __init__(self, edge: bytes, page: int, parent: Node, last_use: int) -> None:
-        self.edge = edge
-        self.page = page
-        self.parent = parent
-        self.last_use = last_use
-        self.queued = False
-        self.alive = True
+    edge: bytes
+    page: int
+    parent: Node
+    last_use: int
+    queued: bool = False
+    alive: bool = True
 
 
 def common_tokens(edge: bytes, off: int, tokens: Tokens) -> int:

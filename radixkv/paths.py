@@ -23,24 +23,16 @@ class Paths:
         """The record of whole chunk ``index`` on the path to ``hint``, made (with its ancestors) if asked; None if the
         path is shorter.
         """
-        chain: list[int] = []
-        while True:
-            found = self._record(hint, index)
-            if (
-                found is not None
-                or not make
-                or index < 0
-                or hint.at((index + 1) * self.chunk_pages).end < (index + 1) * self.chunk_pages
-            ):
-                break
-            chain.append(index)
+        size, last = self.chunk_pages, index
+        while (found := self._record(hint, index)) is None and make and index >= 0:
+            if hint.at((index + 1) * size).end < (index + 1) * size:
+                return None
             index -= 1
-        if index >= 0 and found is None:
+        if found is None and index >= 0:
             return None
-        for i in reversed(chain):
-            end = (i + 1) * self.chunk_pages
-            node = hint.at(end)
-            found = self.attach(ChunkRecord(found, i, end, b"", node, short=False))
+        for i in range(index + 1, last + 1):
+            end = (i + 1) * size
+            found = self.attach(ChunkRecord(found, i, end, b"", hint.at(end), short=False))
         return found
 
     def _record(self, hint: Node, index: int) -> ChunkRecord | None:

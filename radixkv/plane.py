@@ -137,16 +137,14 @@ class Plane:
 
     def write_uses(self) -> None:
         """Tell the disk tier the last uses since the last call: the order of use survives a restart."""
-        uses: dict[bytes, int] = {}
-        seen: set[int] = set()
+        nodes: dict[Node, None] = {}
         for end in self.touched:
             node: Node | None = end
-            while node is not None and id(node) not in seen:
-                seen.add(id(node))
-                for record in (*(node.records or ()), *(node.shorts or ())):
-                    if record.key is not None and record.tiers[DISK].state is State.READY:
-                        uses[record.key] = node.last_use
+            while node is not None and node not in nodes:
+                nodes[node] = None
                 node = node.parent
+        there = [(r.key, node.last_use) for node in nodes for r in node.chunks() if r.tiers[DISK].state is State.READY]
+        uses = tuple((key, use) for key, use in there if key is not None)
         self.touched.clear()
         if uses:
-            self.core.submit(Flight(TouchPlan(self.core.plan_id(), tuple(uses.items())), lambda flight, done: None))
+            self.core.submit(Flight(TouchPlan(self.core.plan_id(), uses), lambda flight, done: None))

@@ -16,7 +16,6 @@ class Policy(Protocol):
 
     def rank(self, last_use: int) -> int:
         """Rank of an entry last used at logical time ``last_use``."""
-        ...
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {}

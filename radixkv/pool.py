@@ -35,25 +35,6 @@ class PagePool:
     pages protected by a lease's pin in the tree are not counted.
     """
 
-    __slots__ = (
-        "pages",
-        "stack",
-        "free",
-        "_full",
-        "_words",
-        "ref",
-        "cached",
-        "loading",
-        "fill",
-        "busy",
-        "unready",
-        "incoming",
-        "n_busy",
-        "n_incoming",
-        "n_cached",
-        "n_shared",
-    )
-
     def __init__(self, pages: int, page_tokens: int) -> None:
         self.pages = pages
         self.stack: PageIds = np.arange(pages - 1, -1, -1, dtype=np.int32)
@@ -65,10 +46,8 @@ class PagePool:
         self._full = np.array(page_tokens << FILL | CACHED, np.uint64)  # the word of a page that only the tree has
         self.loading: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
         self.busy: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # copies and fences that still touch the page
-        self.unready: npt.NDArray[np.int32] = np.zeros(
-            pages, np.int32
-        )  # those of them that write it: movers must not read it yet
-        self.incoming: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # loads among those: nobody may read it yet
+        self.unready = self.busy.copy()  # those of them that write it: movers must not read it yet
+        self.incoming = self.busy.copy()  # loads among those: nobody may read it yet
         self.n_busy = self.n_incoming = 0  # holds now open: zero skips the array work
         self.n_cached = 0
         self.n_shared = 0  # refs beyond the first of each page: zero means that a holder is the only one

@@ -9,6 +9,7 @@ from radixkv.coverage import Part, cover
 from radixkv.keys import Namespace
 from radixkv.lease import Lease
 from radixkv.loading import MOVE
+from radixkv.loads import Waiter
 from radixkv.match import find
 from radixkv.node import HOST, State
 from radixkv.plane import Plane
@@ -24,17 +25,16 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Job:
+class Job(Waiter):
     """A prefetch under way. wanted_tokens: that are to be moved; moved_tokens: so far, final once ``poll`` says so.
 
     PARTIAL: a read failed, or found no room, so what follows it was left out.
     """
 
-    def __init__(self, plane: Plane, wanted_tokens: int) -> None:
+    def __init__(self, plane: Plane, wanted_tokens: int, parts: list[Part], lease: Lease | None = None) -> None:
+        super().__init__(plane.loads, parts)
         self._plane = plane
-        self._parts: list[Part] = []
-        self._lease: Lease | None = None
-        self._short = False
+        self._lease = lease  # a prefetch to the device is one that nobody reads
         self.wanted_tokens = wanted_tokens
         self.moved_tokens = 0
         self.state = JobState.PENDING
@@ -49,67 +49,41 @@ class Job:
         """Give up what has not been moved. Copies under way end, and keep their pages and buffers until then."""
         with self._plane.lock:
             if self.state is JobState.PENDING:
-                self._leave(0)
+                self.drop(self.parts)
                 self._end(JobState.CANCELLED)
 
-    def follow(self, lease: Lease) -> None:
-        """A prefetch to the device is a lease that nobody reads."""
-        self._lease = lease
-        self._begin()
-
-    def expect(self, parts: list[Part]) -> None:
-        """A prefetch to the host waits for reads."""
-        self._parts = list(parts)
-        self._begin()
-        if parts:
-            self._plane.loads.hold(parts)
-            self._plane.loads.start(self, parts)
+    def begin(self) -> None:
+        """Start what is to be read."""
+        self._plane.jobs.append(self)
+        if self.parts:
+            self.loads.hold(self.parts)
+            self.loads.start(self, list(self.parts))
+        elif self._lease is None:
+            self.settle()
+        self.advance()
 
     def advance(self) -> None:
         """Look whether it has ended: called when the cache drains."""
-        lease = self._lease
-        if lease is not None and lease.settled:
-            self.moved_tokens = lease.loading_tokens
-            self._short = self.moved_tokens < self.wanted_tokens or lease.failed
-            self._end()
+        if self._lease is not None and self._lease.settled:
+            self.moved_tokens = self._lease.loading_tokens
+            self.settle()
 
     def plan_parts(self) -> list[Part]:
-        """The parts it still waits for."""
-        return list(self._parts)
-
-    def part_pages(self, part: Part) -> None:
-        """See ``loads.Waiter``: no device page is taken."""
+        """The parts it waits for."""
+        return self.parts
 
     def part_ready(self, part: Part) -> None:
         """See ``loads.Waiter``."""
-        self._parts.remove(part)
-        self._plane.loads.release(part)
         self.moved_tokens += part.pages * self._plane.tree.page_tokens
-        if not self._parts:
-            self._end()
+        super().part_ready(part)
 
-    def part_failed(self, part: Part) -> None:
-        """See ``loads.Waiter``: what follows a part that does not come is of no use."""
-        self._short = True
-        self._leave(self._parts.index(part))
-        if not self._parts:
-            self._end()
+    def settle(self) -> None:
+        """See ``loads.Waiter``."""
+        failed = self._lease is not None and self._lease.failed
+        self._end(JobState.PARTIAL if failed or self.moved_tokens < self.wanted_tokens else JobState.DONE)
 
-    def _begin(self) -> None:
-        self._plane.jobs.append(self)
-        if not self._parts and self._lease is None:
-            self._end()
-        else:
-            self.advance()
-
-    def _leave(self, first: int) -> None:
-        gone = self._parts[first:]
-        del self._parts[first:]
-        for part in gone:
-            self._plane.loads.release(part)
-
-    def _end(self, state: JobState | None = None) -> None:
-        self.state = state or (JobState.PARTIAL if self._short else JobState.DONE)
+    def _end(self, state: JobState) -> None:
+        self.state = state
         self._plane.jobs.remove(self)
         lease, self._lease = self._lease, None
         if lease is not None:
@@ -118,22 +92,18 @@ class Job:
 
 def prefetch(plane: Plane, namespace: Namespace, tokens: Tokens, to: str) -> Job:
     """Start a prefetch of a prompt, as it is matched. Raises OutOfPages (to the device), taking nothing."""
+    tree, parts = plane.tree, list[Part]()
     if to == "device":
         lease = acquire(plane, namespace, tokens, 0, MOVE)
-        job = Job(plane, lease.loading_tokens)
-        job.follow(lease)
-        return job
-    plane.drain()
-    tree = plane.tree
-    root = tree.peek(namespace, plane.core.storage)
-    if root is None:
-        job = Job(plane, 0)
-        job.expect([])
-        return job
-    found = find(tree, root, tokens, plane.core.config.policy.min_partial_tokens)
-    parts, _ = cover(plane.residency, root, found, tokens, found.device_tokens(tree.page_tokens))
-    stamp(plane, found)
-    wanted = [part for part in parts if part.record.tiers[HOST].state is not State.READY]
-    job = Job(plane, sum(part.pages for part in wanted) * tree.page_tokens)
-    job.expect(wanted)
+        job = Job(plane, lease.loading_tokens, parts, lease)
+    else:
+        plane.drain()
+        root = tree.peek(namespace, plane.core.storage)
+        if root is not None:
+            found = find(tree, root, tokens, plane.core.config.policy.min_partial_tokens)
+            every, _ = cover(plane.residency, root, found, tokens, found.device_tokens(tree.page_tokens))
+            stamp(plane, found)
+            parts = [part for part in every if part.record.tiers[HOST].state is not State.READY]
+        job = Job(plane, sum(part.pages for part in parts) * tree.page_tokens, parts)
+    job.begin()
     return job

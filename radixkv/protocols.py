@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -17,30 +17,20 @@ class Fence(Protocol):
 
     def done(self) -> bool:
         """True once all work before the point has ended. Never blocks; stays true."""
-        ...
 
 
-class Lock(Protocol):
+class Lock(AbstractContextManager[Any], Protocol):
     """The one lock around the control plane (re-entrant), or a null lock in replay."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any: ...
 
     def acquire(self, blocking: bool = True) -> bool:
         """Take it; not blocking: only if no other thread has it. Returns whether it was taken."""
-        ...
 
     def release(self) -> None:
         """Give it back."""
-        ...
 
 
-class Clock(Protocol):
-    """Seconds, monotonic."""
-
-    def __call__(self) -> float: ...
+Clock: TypeAlias = Callable[[], float]
+"""Seconds, monotonic."""
 
 
 class Device(Protocol):
@@ -55,18 +45,15 @@ class Device(Protocol):
 
         Called under the cache's lock, so it must not wait for the device: it launches, and its fence says the rest.
         """
-        ...
 
     def pack(self, pages: PageIds, tokens: int, into: memoryview) -> None:
         """Gather the first ``tokens`` tokens of ``pages`` into a planar buffer. Blocks; called by movers."""
-        ...
 
     def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
         """Scatter a planar buffer's pages from ``first_page`` on into ``pages``. Blocks; called by movers.
 
         Slots past the buffer's tokens in the last page are left as they are.
         """
-        ...
 
 
 class Mover(Protocol):
@@ -76,33 +63,27 @@ class Mover(Protocol):
         """Queue a plan. False: refused (its lane is full or closed); nothing will happen. Loads and reads are never
         refused while open.
         """
-        ...
 
     def room(self, kind: type[Plan]) -> int:
         """Plans of ``kind`` that ``submit`` would take now."""
-        ...
 
     def completed(self) -> list[Done]:
         """What has ended since the last call, in order of ending. Never blocks."""
-        ...
 
     def wait(self, timeout_s: float) -> bool:
         """Block until something has ended since this thread last looked (another thread may have taken it from
         ``completed``), at most ``timeout_s``. True: there is
         something.
         """
-        ...
 
     @property
     def stopped(self) -> bool:
         """Closed, and no plan runs any more: only then may the tiers be closed."""
-        ...
 
     def close(self, timeout_s: float) -> bool:
         """Refuse new plans, end what runs, drop what is queued after ``timeout_s``, stop the threads. True: nothing was
         dropped.
         """
-        ...
 
 
 class IndexRow(msgspec.Struct, frozen=True, gc=False):
@@ -157,11 +138,9 @@ class Tier(Protocol):
 
     def footprint(self, raw_bytes: int) -> int:
         """Upper bound of the bytes a payload of ``raw_bytes`` takes of ``capacity_bytes``."""
-        ...
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each key has an index row."""
-        ...
 
     def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[Outcome]:
         """Read, verify and decode each record into its buffer, whose length must be the record's raw size (else
@@ -170,7 +149,6 @@ class Tier(Protocol):
         A buffer whose outcome is not OK may hold anything. OK, MISSING, CORRUPT (verification failed; the record is
         kept until ``delete``) or ERROR (the read failed and may work later).
         """
-        ...
 
     def write(
         self,
@@ -185,33 +163,25 @@ class Tier(Protocol):
         OK, REFUSED (no room, too large, or the key's row has other tokens or another parent) or ERROR. Nothing of a
         failed item is visible. Deletes that failed are in ``undeleted``.
         """
-        ...
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """Remove records; how many there were. What failed is in ``undeleted``."""
-        ...
 
     @property
     def undeleted(self) -> Collection[bytes]:
         """Keys that the last ``write`` or ``delete`` was to remove and could not. The tier forgets them at the next."""
-        ...
 
     def sync(self) -> bool:
         """Make everything written so far durable, where batches are not synced as they end. False: it could not be."""
-        ...
 
     def scan(self) -> Iterator[IndexRow]:
         """All index rows whose checksum fits, in any order. Rows that do not fit are counted as corrupt and skipped."""
-        ...
 
     def names(self) -> dict[bytes, tuple[tuple[str, str], ...]]:
         """The table of namespaces: root key to its parts in clear."""
-        ...
 
     def stats(self) -> TierStats:
         """Gauges, as a fresh walk would give them."""
-        ...
 
     def close(self) -> None:
         """Sync and close. Idempotent."""
-        ...

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import Any, NamedTuple
 
-from radixkv.core import host_chunks
 from radixkv.keys import Namespace
-from radixkv.node import DISK, HOST, Root, Uses
+from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, Uses
 from radixkv.plan import LoadPlan, ReadPlan
 from radixkv.plane import Plane
-from radixkv.sizes import Sizes, measure, pinned_pages
 from radixkv.stats import Stats, counters_of
+from radixkv.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +58,20 @@ def usage(plane: Plane) -> Uses:
 def totals(plane: Plane) -> dict[str, int | float]:
     """The fields of ``Stats``, by name. No walk over the tree: its time does not grow with what is cached."""
     core, residency, size = plane.core, plane.residency, plane.tree.page_tokens
-    leases = plane.leases
-    uses = counters_of(usage(plane))
-    pages = core.pool.counts()
-    hits = sum(int(uses[f"{tier}_hit_tokens"]) for tier in ("device", "host", "disk"))
-    queried = int(uses["queried_tokens"])
+    uses, leases, pages = counters_of(usage(plane)), plane.leases, core.pool.counts()
+    hits = sum(uses[f"{tier}_hit_tokens"] for tier in ("device", "host", "disk"))
     unit = core.layout.quarter_bytes
     return {
         **uses,
         **counters_of(core.counters),
         **core.estimates.figures(),
+        **{f"{state}_pages": count for state, count in counters_of(pages).items()},
         "hit_tokens": hits,
-        "hit_rate": hits / queried if queried else 0.0,
+        "hit_rate": hits / uses["queried_tokens"] if uses["queried_tokens"] else 0.0,
         "pages": core.pool.pages,
-        "free_pages": pages.free,
-        "private_pages": pages.private,
-        "cached_pages": pages.cached,
-        "loading_pages": pages.loading,
-        "draining_pages": pages.draining,
         "host_chunks": residency.chunks[HOST],
         "host_used_bytes": core.slots.used_units * unit,
-        "host_capacity_bytes": host_chunks(core.config) * 4 * unit,
+        "host_capacity_bytes": core.slots.chunks * 4 * unit,
         "disk_chunks": residency.chunks[DISK],
         "disk_used_bytes": residency.stored.used_bytes,
         "disk_capacity_bytes": core.disk.capacity_bytes if core.disk is not None else 0,
@@ -104,7 +97,7 @@ def unique_tokens(plane: Plane) -> int:
     total = 0
     for root in roots:
         with plane.lock:
-            total += measure(plane.tree, [root], plane.residency.readable).unique_tokens
+            total += measure(plane.tree, root, plane.residency.readable).unique_tokens
     return total
 
 
@@ -150,33 +143,87 @@ def _has_salt(plane: Plane, root: Root, named: dict[str, str], salt: bytes) -> b
 
 def _report(plane: Plane, root: Root, named: dict[str, str]) -> NamespaceStats:
     tree, residency, slots = plane.tree, plane.residency, plane.core.slots
-    sizes: Sizes = measure(tree, [root], residency.readable)
-    pages = last = 0
-    for node in tree.nodes(root):
-        pages += node.resident + len(node.tails or ())
-        last = max(last, node.last_use, *(tail.last_use for tail in node.tails or ()))
-    chunks, sums = [0, 0], [0, 0]
-    for record in residency.records_below(root):
-        if record.tiers[HOST].state:
-            chunks[HOST] += 1
-            sums[HOST] += slots.units(residency.tokens(record)) * plane.core.layout.quarter_bytes
-        if record.tiers[DISK].state:
-            chunks[DISK] += 1
-            sums[DISK] += record.disk_bytes
+    sizes, nodes = measure(tree, root, residency.readable), list(tree.nodes(root))
+    pages = sum(node.resident + len(node.tails or ()) for node in nodes)
+    host, disk = ([r for node in nodes for r in node.chunks() if r.tiers[tier].state] for tier in (HOST, DISK))
+    leases = [lease for lease in plane.leases if lease.root is root] if root.leases else []
     return NamespaceStats(
         key=root.key,
         namespace=root.namespace,
         parts=root.namespace.parts() if root.namespace is not None else named,
-        uses=Uses(**counters_of(root.uses)),  # type: ignore[arg-type]
+        uses=replace(root.uses),
         pages=pages,
         cached_tokens=sizes.device_tokens,
         unfilled_slots=pages * tree.page_tokens - sizes.device_tokens,
-        pinned_tokens=sizes.pinned_pages * tree.page_tokens,
+        pinned_tokens=pinned_pages(leases) * tree.page_tokens,
         unique_tokens=sizes.unique_tokens,
-        host_chunks=chunks[HOST],
-        host_bytes=sums[HOST],
-        disk_chunks=chunks[DISK],
-        disk_bytes=sums[DISK],
+        host_chunks=len(host),
+        host_bytes=sum(slots.units(residency.tokens(r)) for r in host) * plane.core.layout.quarter_bytes,
+        disk_chunks=len(disk),
+        disk_bytes=sum(r.disk_bytes for r in disk),
         open_leases=root.leases,
-        last_use=last,
+        last_use=max(entry.last_use for node in nodes for entry in (node, *(node.tails or ()))),
     )
+
+
+def pinned_pages(leases: Iterable[Any]) -> int:
+    """Device pages under the pins of ``leases``: what their paths hold, each node once."""
+    deepest: dict[Node, int] = {}
+    for lease in leases:
+        held = lease.inspect()
+        node, depth = held.node.at(held.depth), held.depth
+        while node.parent is not None and deepest.get(node, 0) < depth:
+            deepest[node] = depth
+            node, depth = node.parent, node.start
+    return sum(depth - node.start for node, depth in deepest.items())
+
+
+class Sizes(NamedTuple):
+    """device_tokens: tokens with KV on the device. unique_tokens: tokens some tier can give, once."""
+
+    device_tokens: int
+    unique_tokens: int
+
+
+def measure(tree: PrefixTree, root: Root, readable: Callable[[ChunkRecord], bool]) -> Sizes:
+    """Walk all nodes below the root, children before parents: a chunk's record at a node also stands for its pages
+    above that node. Then parents before children: what lies beyond a gap in every tier is not counted.
+    """
+    device = unique = 0
+    nodes = list(tree.nodes(root))
+    reach: dict[Node | None, int] = {}  # first page that a record below the node reaches up to
+    found: dict[Node, tuple[int, list[ChunkRecord]]] = {}  # end of what it has without a gap; its records
+    for node in reversed(nodes):
+        records = [record for record in node.chunks() if readable(record)]
+        below = reach.get(node, node.end)
+        found[node] = _reached(node, records, below, tree.chunk_pages), records
+        device += node.resident * tree.page_tokens + sum(len(tail.edge) >> 2 for tail in node.tails or ())
+        reach[node.parent] = min(
+            reach.get(node.parent, node.start), below, *(record.index * tree.chunk_pages for record in records)
+        )
+    whole: set[Node | None] = {None}
+    for node in nodes:
+        end, records = found[node]
+        if node.parent in whole:
+            unique += (end - node.start) * tree.page_tokens
+            if end == node.end:
+                whole.add(node)
+                unique += _tail_tokens(node, records)
+    return Sizes(device, unique)
+
+
+def _reached(node: Node, records: list[ChunkRecord], below: int, chunk_pages: int) -> int:
+    """How far from the node's start on some tier has every page."""
+    end = node.resident_end
+    for record in sorted(records, key=lambda r: (r.index, r.end)):
+        if record.index * chunk_pages > end:
+            break
+        end = max(end, record.end)
+    return node.end if below <= end else end
+
+
+def _tail_tokens(node: Node, records: list[ChunkRecord]) -> int:
+    """Tokens of partly filled last pages, on the device or in short records, each once."""
+    tails = {tail.edge for tail in node.tails or ()} | {record.tail for record in records if record.end == node.end}
+    longest = [t for t in tails if not any(t != other and other.startswith(t) for other in tails)]
+    return sum(len(tail) >> 2 for tail in longest)

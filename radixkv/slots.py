@@ -4,6 +4,8 @@ flight.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from radixkv.types import HostSlot
 
 QUARTERS = 4
@@ -20,11 +22,10 @@ class HostSlots:
         self.chunks = chunks
         self.quarter_tokens = -(-chunk_tokens // QUARTERS)
         self._whole = list(range((chunks - 1) * QUARTERS, -1, -QUARTERS))
-        self._quarters: list[int] = []  # free units of places that are cut up
-        self._cut: dict[int, int] = {}  # place -> free units in it
-        self._taken: dict[int, int] = {}  # slot -> units
-        self._pins: dict[int, int] = {}
-        self._dead: set[int] = set()  # freed, still pinned
+        self._cut: dict[int, list[int]] = {}  # places that are cut up -> their free units
+        self.taken: dict[int, int] = {}  # slot -> units, those waiting for their last copy included
+        self.pins: Counter[int] = Counter()  # copies per slot
+        self.dead: set[int] = set()  # freed, still pinned
         self.used_units = 0
 
     def units(self, tokens: int) -> int:
@@ -33,77 +34,63 @@ class HostSlots:
 
     def take(self, units: int) -> HostSlot | None:
         """A free slot of 1 or 4 units, or None."""
+        if not self._whole and (units == QUARTERS or not self._cut):
+            return None
         if units == QUARTERS:
-            if not self._whole:
-                return None
             slot = self._whole.pop()
         else:
-            if not self._quarters:
-                if not self._whole:
-                    return None
+            if not self._cut:
                 place = self._whole.pop()
-                self._cut[place] = QUARTERS
-                self._quarters += range(place + QUARTERS - 1, place - 1, -1)
-            slot = self._quarters.pop()
-            self._cut[slot - slot % QUARTERS] -= 1
-        self._taken[slot] = units
+                self._cut[place] = list(range(place + QUARTERS - 1, place - 1, -1))
+            place, free = next(reversed(self._cut.items()))
+            slot = free.pop()
+            if not free:
+                del self._cut[place]
+        self.taken[slot] = units
         self.used_units += units
         return HostSlot(slot)
 
     def free(self, slot: int) -> None:
         """The record gives its slot up."""
-        if slot in self._pins:
-            self._dead.add(slot)
+        if slot in self.pins:
+            self.dead.add(slot)
         else:
             self._give(slot)
 
     def pin(self, slot: int) -> None:
         """A copy uses the slot until ``unpin``."""
-        self._pins[slot] = self._pins.get(slot, 0) + 1
+        self.pins[slot] += 1
 
     def unpin(self, slot: int) -> None:
         """The copy has ended."""
-        left = self._pins[slot] - 1
-        if left:
-            self._pins[slot] = left
+        self.pins[slot] -= 1
+        if self.pins[slot]:
             return
-        del self._pins[slot]
-        if slot in self._dead:
-            self._dead.discard(slot)
+        del self.pins[slot]
+        if slot in self.dead:
+            self.dead.discard(slot)
             self._give(slot)
 
     def pinned(self, slot: int) -> bool:
         """Whether a copy uses the slot."""
-        return slot in self._pins
-
-    def pins(self) -> dict[int, int]:
-        """Copies per slot (for audits)."""
-        return dict(self._pins)
-
-    def taken(self) -> set[int]:
-        """Slots in use, those waiting for their last copy included (for audits)."""
-        return set(self._taken)
-
-    def dead(self) -> set[int]:
-        """Slots given up while copies still use them (for audits)."""
-        return set(self._dead)
+        return slot in self.pins
 
     def audit(self) -> bool:
         """Every unit is either taken or free, once."""
-        units = [u for slot, n in self._taken.items() for u in range(slot, slot + n)]
-        units += [u for place in self._whole for u in range(place, place + QUARTERS)] + self._quarters
+        units = [u for slot, n in self.taken.items() for u in range(slot, slot + n)]
+        units += [u for place in self._whole for u in range(place, place + QUARTERS)]
+        units += [u for free in self._cut.values() for u in free]
         return sorted(units) == list(range(self.chunks * QUARTERS))
 
     def _give(self, slot: int) -> None:
-        units = self._taken.pop(slot)
+        units = self.taken.pop(slot)
         self.used_units -= units
         if units == QUARTERS:
             self._whole.append(slot)
             return
         place = slot - slot % QUARTERS
-        self._quarters.append(slot)
-        self._cut[place] += 1
-        if self._cut[place] == QUARTERS:
+        free = self._cut.setdefault(place, [])
+        free.append(slot)
+        if len(free) == QUARTERS:
             del self._cut[place]
-            self._quarters = [q for q in self._quarters if q - q % QUARTERS != place]
             self._whole.append(place)

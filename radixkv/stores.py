@@ -61,7 +61,6 @@ class Stores:
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
         self.active = bool(self.core.slots.chunks)  # whether there is an outer tier to store to
-        self.lane_full = False  # the store lane refused the last copy
 
     def add(self, hint: Node, depth: int, tail: bytes | None) -> None:
         """Remember a place whose chunks are to be stored."""
@@ -72,26 +71,21 @@ class Stores:
             self.core.counters.store_refused += 1
         self.jobs.append(Job(hint, depth, tail))
 
-    def offer(self, limit: int) -> int:
-        """Run up to ``limit`` jobs. Those that must wait for a fence, or were refused, are kept for later. Returns
-        stores started.
-        """
-        started = self.core.last_plan
+    def offer(self, limit: int) -> None:
+        """Run up to ``limit`` jobs. Those that must wait for a fence, or were refused, are kept for later."""
         for _ in range(min(limit, len(self.jobs))):
             job = self.jobs.popleft()
-            self.lane_full = False
             result = self.run(job)
             if result in (Result.REFUSED, Result.FULL) and not job.counted:
                 job.counted = True
                 self.core.counters.store_refused += 1
             if result is Result.LATER:
                 self.jobs.append(job)
-            elif result is Result.REFUSED and self.lane_full:
-                self.jobs.appendleft(job)  # the next one would be refused as well
-                break
-            elif result is Result.REFUSED and len(self.retry) < MAX_JOBS:
-                self.retry.append(job)
-        return self.core.last_plan - started
+            elif result is Result.REFUSED:
+                if len(self.retry) < MAX_JOBS:
+                    self.retry.append(job)
+                if not self.core.mover.room(StorePlan):
+                    break  # the next one would be refused as well
 
     def offer_again(self) -> None:
         """Jobs that were refused get another turn, some at a time."""
@@ -188,11 +182,10 @@ class Stores:
         """Start a copy from the device, to a place that is taken. False: refused."""
         core = self.core
         plan = StorePlan(core.plan_id(), pages.tobytes(), self.residency.tokens(record), slot, staging=tier == DISK)
-        if not core.submit(Flight(plan, self._stored, record, pages)):
-            self.lane_full = True
-            return False
-        record.tiers[tier].plan = plan.id
-        return True
+        taken = core.submit(Flight(plan, self._stored, record, pages))
+        if taken:
+            record.tiers[tier].plan = plan.id
+        return taken
 
     def _spill(self, record: ChunkRecord, pages: PageIds) -> Result:
         """Through a staging buffer straight to disk: a chain may be longer than the host cache. Half of staging stays

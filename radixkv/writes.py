@@ -94,26 +94,24 @@ class Writes:
         found = self._far_side(tier)
         if found is not None:
             return found
-        residency, kept = self.residency, []
-        while (record := self._pop(tier, wanted)) is not None and (residency.in_use(record, tier) or stays(record)):
+        residency, kept = self.residency, list[ChunkRecord]()
+        rank, use = self.core.policy.rank, self.tree.record_use
+        while (record := residency.victims[tier].pop()) is not None:
+            residence = record.tiers[tier]
+            residence.queued = False
+            if residence.state is not State.READY or residence.children:
+                continue
+            if rank(use(record)) > rank(use(wanted)):
+                residency.offer(record, tier)
+                record = None
+                break
+            if not residency.in_use(record, tier) and not stays(record):
+                break
             kept.append(record)
         for other in kept:
             residency.offer(other, tier)
         self.waits = bool(kept) and record is None
         return record
-
-    def _pop(self, tier: int, wanted: ChunkRecord) -> ChunkRecord | None:
-        """The coldest leaf of the tier, if ``wanted`` is no colder."""
-        rank, use = self.core.policy.rank, self.tree.record_use
-        while (record := self.residency.victims[tier].pop()) is not None:
-            residence = record.tiers[tier]
-            residence.queued = False
-            if residence.state is State.READY and not residence.children:
-                if rank(use(record)) <= rank(use(wanted)):
-                    return record
-                self.residency.offer(record, tier)
-                return None
-        return None
 
     def _far_side(self, tier: int) -> ChunkRecord | None:
         """A leaf behind a hole of the tier."""

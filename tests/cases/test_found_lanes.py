@@ -8,6 +8,7 @@ import time
 import pytest
 
 from radixkv.mover import ManualMover
+from radixkv.plan import Plan
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, Driver, ReadPlan, StorePlan, WritePlan, prompt
 
@@ -123,4 +124,26 @@ def test_a_read_takes_no_place_of_a_chunk_that_a_flush_still_has_to_write(drive:
     session.wait().fill()
     assert d.look(prompt(64, 2)) == (0, 64, 64)
     d.mover.refuse = set()
+    d.check()
+
+
+def test_a_full_store_lane_is_asked_once_a_turn(drive: Drive) -> None:
+    d = drive()
+    d.mover.refuse = {StorePlan}
+    for kind in range(6):
+        d.run(prompt(64, kind))
+    asked = 0
+
+    class Counting(ManualMover):
+        def submit(self, plan: Plan) -> bool:
+            nonlocal asked
+            asked += isinstance(plan, StorePlan)
+            return super().submit(plan)
+
+    d.mover.__class__ = Counting
+    d.cache.tick()
+    assert asked == 1, "the others would be refused as well"
+    d.mover.refuse = set()
+    d.drain()
+    assert d.stats.host_chunks == 6
     d.check()

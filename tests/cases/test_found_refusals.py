@@ -78,3 +78,17 @@ def test_a_failed_load_that_is_refused_is_done_again_later(drive: Drive) -> None
     assert session.lease.ready
     session.fill()
     d.check()
+
+
+def test_a_refused_read_is_a_miss_and_the_chunk_stays(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(64))
+    d.mover.refuse = {ReadPlan}
+    session = d.lease(prompt(65), fill=False)
+    assert session.lease.poll() and session.lease.cached_tokens == 0
+    assert (d.stats.load_failures, d.stats.lost, d.stats.in_flight) == (1, 0, 0)
+    d.check()
+    session.close()
+    d.mover.refuse = set()
+    assert d.run(prompt(65)) == 64, "it is on disk as before"
+    d.check()

@@ -83,7 +83,7 @@ def _gauges(driver: Driver, core: Core) -> None:
     records = [record for node in nodes for record in (*(node.records or ()), *(node.shorts or ()))]
     stats, slots = driver.cache.stats(), core.slots
     assert stats.host_used_bytes <= stats.host_capacity_bytes
-    if slots.chunks and not slots.dead():
+    if slots.chunks and not slots.dead:
         unit = stats.host_capacity_bytes // slots.chunks // 4
         sizes = [_tokens(driver, record) for record in records if record.tiers[HOST].state]
         units = sum(4 if tokens > slots.quarter_tokens else 1 for tokens in sizes)

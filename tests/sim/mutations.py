@@ -142,7 +142,7 @@ MUTATIONS = (
             (PIN.format("", "un"), PIN.format(NO_STAGING, "un")),
         ),
     ),
-    _one("a host slot is free under its copies", "slots.py", "        if slot in self._pins:\n", "        if False:\n"),
+    _one("a host slot is free under its copies", "slots.py", "        if slot in self.pins:\n", "        if False:\n"),
     _one(
         "a passed fence offers no victims",
         "core.py",
@@ -181,12 +181,12 @@ MUTATIONS = (
         "if True:  # nobody",
     ),
     _one("the hottest page goes first", "policy.py", "        return last_use\n", "        return -last_use\n"),
-    _one("a flush forgets conversation ends", "flush.py", "if not _has_short(node, edge):", "if False:"),
+    _one("a flush forgets conversation ends", "flush.py", "if not any(map(_safe, said)):", "if False:"),
     _one(
         "a new revision keeps its root's key",
         "clear.py",
         "        tree.generations[namespace.digest] = generation\n",
-        "",
+        "        pass\n",
     ),
     _one(
         "a load that fails for good leaves its pages in the tree",
@@ -206,16 +206,16 @@ MUTATIONS = (
         "covered = steps[decision.parts - 1].covered if decision.parts else have",
         "covered = steps[decision.parts].covered",
     ),
-    _one("a withdrawal spares the leases on its pages", "withdraw.py", "        lease.spoil(bad)\n", "        pass\n"),
+    _one("a withdrawal spares the leases on its pages", "cut.py", "        lease.spoil(bad)\n", "        pass\n"),
     _one(
         "a withdrawal leaves the pins of leases with pages of their own",
-        "withdraw.py",
+        "cut.py",
         "moved = [lease for lease in leases if lease.retreat(*place)]",
         "moved = []",
     ),
     _one(
         "a key written again is still being deleted",
-        "stored.py",
+        "residency.py",
         "        self.deleting.pop(key, None)\n        self.condemned",
         "        self.condemned",
     ),
