@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -23,6 +24,9 @@ from radixkv.types import PageIds
 
 COPY_THREADS = 2
 """Threads that keep one direction of the link busy: while one waits for its copy the other prepares the next."""
+
+DRAIN_S = 60.0
+"""How long a chunk's copy is waited for while waiting is refused."""
 
 
 class _Bay:
@@ -74,9 +78,25 @@ class _Lane:
                 yield bay
         finally:
             try:
-                bay.stream.synchronize()
+                _drain(bay.stream)
             finally:
                 self._free.put(bay)
+
+
+def _drain(stream: torch.cuda.Stream) -> None:
+    """Block until the stream has ended its work. Waiting is refused while another thread captures a graph in mode
+    "global"; giving up there would hand memory on that is still being written, so it is asked again.
+    """
+    deadline = time.monotonic() + DRAIN_S
+    while True:
+        try:
+            stream.synchronize()
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+        else:
+            return
 
 
 class CudaDevice:
@@ -87,8 +107,9 @@ class CudaDevice:
     page_tokens, kv_heads, scale_bytes] (empty without scales); they go wherever their page goes.
     ``copy_pages`` and ``write`` are queued on the stream given, or the current one; ``pack`` and ``unpack`` run on
     streams of their own and have ended when they return: several threads may call them, ``copy_threads`` of each keep
-    the link busy. Raises ConfigError where torch sees no CUDA device, triton is not installed, or no kernel takes the
-    layout.
+    the link busy. Where graphs are captured while chunks move, capture with ``capture_error_mode="thread_local"``: the
+    waits of these threads end a capture in mode "global". Raises ConfigError where torch sees no CUDA device, triton is
+    not installed, or no kernel takes the layout.
     """
 
     copy_threads = COPY_THREADS

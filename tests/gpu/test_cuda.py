@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +249,26 @@ def test_a_whole_cache_on_the_gpu_gives_every_byte_back_from_every_tier(tmp_path
     assert engine.turn(other, chats[1]) == 449
     assert engine.turn(ns, chats[1]) == 449
     engine.cache.close()
+
+
+@gpu
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_chunks_move_while_another_thread_captures_a_graph(mode: str) -> None:
+    ours, reference = pair("float16", 0)
+    tokens, pages = 100, np.arange(7, dtype=np.int32)
+    mine, theirs, early = (bytearray(tokens * ours.layout.token_bytes) for _ in range(3))
+    ours.pack(pages, tokens, memoryview(early))  # compiled before
+    reference.pack(pages, tokens, memoryview(theirs))
+    x, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    with ThreadPoolExecutor(1) as pool:
+        # a wait in another thread ends a capture in mode "global"; the chunk must be whole all the same
+        refused = pytest.raises(RuntimeError, match="captur") if mode == "global" else nullcontext()
+        with refused, torch.cuda.graph(graph, capture_error_mode=mode):
+            x.add_(1)
+            packed = pool.submit(ours.pack, pages, tokens, memoryview(mine))
+            time.sleep(0.2)
+        packed.result(timeout=20.0)
+    assert mine == theirs
+    if mode == "thread_local":
+        graph.replay()
+        assert x.tolist() == [1.0] * 8
