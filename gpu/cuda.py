@@ -30,8 +30,9 @@ DRAIN_S = 60.0
 
 
 class _Bay:
-    """What the copy of one chunk needs: a stream, a buffer on the device, and a page table in locked host memory that
-    kernels read in place: copied, it would wait in the link's queue behind other threads' chunks.
+    """What the copy of one chunk needs: a stream, a buffer on the device, and a page table in locked host memory.
+
+    A gather reads the table in place: copied, it would wait in the link's queue behind chunks that are loaded.
     """
 
     def __init__(self, device: torch.device, nbytes: int, columns: int) -> None:
@@ -39,9 +40,12 @@ class _Bay:
         # memory of the stream that uses it: on another one it might still be in use
         with torch.cuda.stream(self.stream):
             self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        numbers = torch.empty(columns + 1, dtype=torch.int32, pin_memory=True)
+            self._near = torch.empty(columns + 1, dtype=torch.int32, device=device)
+        self._far = numbers = torch.empty(columns + 1, dtype=torch.int32, pin_memory=True)
         self._numbers = numbers.numpy()
-        self._chunk = (numbers[1:].unsqueeze(0), numbers[:1], self._buffer.unsqueeze(0))
+        self._chunk, self._near_chunk = (
+            (x[1:].unsqueeze(0), x[:1], self._buffer.unsqueeze(0)) for x in (numbers, self._near)
+        )
 
     def holds(self, nbytes: int, columns: int) -> bool:
         return nbytes <= len(self._buffer) and columns < len(self._numbers)
@@ -50,6 +54,12 @@ class _Bay:
         """A chunk as the packing kernels take it: its page table, tokens and buffer."""
         self._numbers[0], self._numbers[1 : len(table) + 1] = tokens, table
         return self._chunk
+
+    def near(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with the table queued for the device."""
+        self.chunk(table, tokens)
+        self._near.copy_(self._far, non_blocking=True)
+        return self._near_chunk
 
     def bytes(self, count: int) -> Tensor:
         """The first ``count`` bytes of the buffer."""
@@ -239,8 +249,10 @@ class CudaDevice:
         table = np.full(used, -1, np.int32)
         table[first_page : first_page + len(ids)] = ids
         with self._in.taken(len(host), used) as bay:
+            # in front of its chunk the table waits no longer than that, and the kernel reads nothing across a full link
+            chunk = bay.near(table, tokens)
             bay.bytes(len(host)).copy_(host, non_blocking=True)
-            self._chunks.scatter(*bay.chunk(table, tokens))
+            self._chunks.scatter(*chunk)
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Page-lock host memory that chunks are packed into and unpacked from, so that copies run at the link's speed;
