@@ -75,15 +75,17 @@ def _cut(tree: PrefixTree, node: Node, want: int) -> bytes:
             low += int(busy[-1]) + 1
             if low >= resident:
                 return b""
-    if want < tree.grow_pages < resident >> 2:  # a few pages of a long edge, all of which would be copied each time
+    if want < tree.grow_pages and resident > tree.cut_pages:  # all of a long edge would be copied for a few pages
         tree.split(node, resident - tree.grow_pages)
         low -= resident - tree.grow_pages
-    ids = node.pages[4 * low :]
-    node.pages = node.pages[: 4 * low]
-    if not low and node.parent is not None:
-        tree.count_resident(node.parent, -1)
-    elif not blocked:
-        tree.offer_victim(node)
+    if low:
+        ids, node.pages = node.pages[4 * low :], node.pages[: 4 * low]
+        if not blocked:
+            tree.offer_victim(node)
+    else:
+        ids, node.pages = node.pages, b""
+        if node.parent is not None:
+            tree.count_resident(node.parent, -1)
     tree.prune(node)
     return ids
 

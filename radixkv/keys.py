@@ -117,9 +117,10 @@ def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
     A match checks them for nothing: what equals tokens of the tree is as good as they are; the rest is for
     ``check_signs``. Raises InvalidTokens as ``as_tokens`` does, but for that.
     """
-    plain = type(tokens) is np.ndarray and tokens.dtype is INT32 and tokens.strides == (4,)
-    if plain and len(tokens) <= MAX_TOKENS:
-        return tokens, False
+    if type(tokens) is np.ndarray and tokens.dtype is INT32:
+        packed = tokens.strides == (4,) or tokens.shape == (1,)  # a single token may have any stride
+        if packed and len(tokens) <= MAX_TOKENS:
+            return tokens, False
     return as_tokens(tokens), True
 
 

@@ -11,7 +11,7 @@ from radixkv.coverage import Part
 from radixkv.cut import cut
 from radixkv.errors import InvalidTokens, LeaseClosed, LeaseNotSettled, RadixKVError
 from radixkv.holding import NO_PAGES, NO_SPARE, Hit, Holding
-from radixkv.keys import check_signs, plain_tokens
+from radixkv.keys import SHORT_BYTES, check_signs, plain_tokens
 from radixkv.node import common_tokens
 from radixkv.plane import EAGER_STORES
 from radixkv.protocols import Fence
@@ -223,8 +223,8 @@ class Lease(Holding):
                 data = array.tobytes()
                 if inside > 0:
                     said, data = data[: 4 * inside], data[4 * inside :]
-                if not checked:
-                    check_signs(array, max(0, inside), data)
+                if not checked and (len(data) > SHORT_BYTES or not data[3::4].isascii()):
+                    check_signs(array, max(0, inside))
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
             if inside > 0:

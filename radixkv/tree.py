@@ -24,7 +24,7 @@ from radixkv.types import INT32, PageIds
 EDGE_TOKENS = 1 << 17
 """Longest edge: what is committed at once is one edge, whose bytes are the committer's own."""
 GROW_TOKENS = 4096
-"""Longest edge that grows in place or is cut by a few pages: each time it is copied."""
+"""Longest edge that grows in place: each time it is copied."""
 TAILS = 8
 """Tails kept per node."""
 NAMESPACES = 4096
@@ -57,6 +57,7 @@ class PrefixTree(Paths):
         self.pool = pool
         self.edge_pages = max(1, edge_tokens // page_tokens)
         self.grow_pages = max(1, min(edge_tokens, grow_tokens) // page_tokens)
+        self.cut_pages = 4 * self.grow_pages  # of a longer edge a part is split off before a few pages are cut
         self.partial_children = partial_children
         self.roots: dict[bytes, Root] = {}
         self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
@@ -204,7 +205,7 @@ class PrefixTree(Paths):
         default. Where an id differs from ``own``, the tree already had the content and keeps its page. handed: where
         all is new, the holder's refs go as well.
         """
-        node = hint.at(depth)
+        node = hint if hint.start < depth else hint.at(depth)
         within, off, size = depth - node.start, 0, self.page_bytes
         if now is None:
             self.now = now = self.now + 1
@@ -289,7 +290,7 @@ class PrefixTree(Paths):
 
     def _claim(self, node: Node, key: bytes, off: int) -> None:
         """Tails of ``node`` that say less than the page about to stand at its end go."""
-        for tail in tuple(node.tails or ()):
+        for tail in node.tails or ():
             if key.startswith(tail.edge, off):
                 self.drop_tail(tail)
 
@@ -297,10 +298,8 @@ class PrefixTree(Paths):
         """A tail leaves the tree. Returns the pages freed."""
         node = tail.parent
         tail.alive = False
-        if node.tails is not None and len(node.tails) > 1:
-            node.tails.remove(tail)
-        else:
-            node.tails = None
+        others = len(node.tails or ()) > 1  # a new list: whoever drops tails is in the middle of this one
+        node.tails = [other for other in node.tails or () if other is not tail] if others else None
         self.unfilled -= self.page_tokens - (len(tail.edge) >> 2)
         freed = self.pool.leave_one(tail.page)
         self.count_resident(node, -1)

@@ -180,6 +180,12 @@ MUTATIONS = (
         "if pool.ref[page] == 1 and not pool.cached[page]:  # nobody",
         "if True:  # nobody",
     ),
+    _one(
+        "the upper part of a long edge is cut",
+        "evict.py",
+        "        tree.split(node, resident",
+        "        node = tree.split(node, resident",
+    ),
     _one("the hottest page goes first", "policy.py", "        return last_use\n", "        return -last_use\n"),
     _one("a flush forgets conversation ends", "flush.py", "if not any(map(_safe, said)):", "if False:"),
     _one(

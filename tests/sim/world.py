@@ -142,7 +142,8 @@ class World(Driver):
             queue_chunks=setup.queue_chunks,
         )
         core = Core(config, self.device, mover, self.tier, NullLock(), self.clock, self.chance.randbytes)
-        core.tree.edge_pages, core.tree.grow_pages = setup.edge_pages, max(1, setup.edge_pages // 2)
+        grow = setup.edge_pages // 2 if setup.pages % 4 else min(2, setup.edge_pages // 2)
+        core.tree.edge_pages, core.tree.grow_pages, core.tree.cut_pages = setup.edge_pages, max(1, grow), max(1, grow)
         self.cache = Cache(core)
         if self.tier is not None:
             self.cache.on_close(self.tier.close)

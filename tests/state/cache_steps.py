@@ -43,10 +43,11 @@ class CacheSteps(RuleBasedStateMachine):
         host=st.sampled_from([0, 1, 1, 3, 20]),
         disk=st.sampled_from([0, 0, SMALL_DISK, LARGE_DISK]),
         edge=st.sampled_from([1, 2, 4, 2048]),
+        grow=st.sampled_from([1, 2, 1024]),
         staging=st.sampled_from([1, 2, 4]),
         ahead=st.sampled_from([0.0, 0.5, 1.0]),
     )
-    def start(self, pages: int, host: int, disk: int, edge: int, staging: int, ahead: float) -> None:
+    def start(self, pages: int, host: int, disk: int, edge: int, grow: int, staging: int, ahead: float) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="radixkv-state-"))
         self.driver = Driver(
             self.folder,
@@ -57,7 +58,8 @@ class CacheSteps(RuleBasedStateMachine):
             staging_chunks=staging,
             write_ahead=ahead,
         )
-        self.d.core.tree.edge_pages, self.d.core.tree.grow_pages = edge, max(1, edge // 2)
+        tree = self.d.core.tree
+        tree.edge_pages, tree.grow_pages, tree.cut_pages = edge, min(edge, grow), grow
         self.history: list[tuple[str, list[int]]] = []
         self.lossy = False
 

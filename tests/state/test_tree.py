@@ -42,8 +42,12 @@ class Pin:
 class TreeMachine(RuleBasedStateMachine):
     """Inserts, tails, splits, pins, evictions and pages under open copies, in any order."""
 
-    @initialize(pages=st.sampled_from([4, 10, 200]), edge=st.sampled_from([2, 4, 8, 4096]))
-    def start(self, pages: int, edge: int) -> None:
+    @initialize(
+        pages=st.sampled_from([4, 10, 200]),
+        edge=st.sampled_from([2, 4, 8, 4096]),
+        grow=st.sampled_from([2, 4, 4096]),
+    )
+    def start(self, pages: int, edge: int, grow: int) -> None:
         self.pool = PagePool(pages, PAGE)
         self.tree = PrefixTree(
             self.pool,
@@ -52,8 +56,9 @@ class TreeMachine(RuleBasedStateMachine):
             chunk_tokens=CHUNK,
             partial_children=64,
             edge_tokens=edge,
-            grow_tokens=max(2, edge // 2),
+            grow_tokens=grow,
         )
+        self.tree.cut_pages = self.tree.grow_pages
         self.root: Root = self.tree.root(NS, ())
         self.says: dict[int, list[int]] = {}  # page -> all tokens up to its last one
         self.pins: list[Pin] = []
