@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 
@@ -11,6 +12,12 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+if find_spec("triton") and find_spec("torch"):
+    import torch
+
+    if not torch.cuda.is_available():
+        # read when triton is first imported, which other packages do too: its own functions choose then
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
