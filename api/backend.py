@@ -48,8 +48,8 @@ class Backend(Protocol):
         """What is cached of a prompt."""
         ...
 
-    def try_lookup(self, namespace: Namespace, tokens: Tokens) -> Match | None:
-        """The same, on the event loop, where ``quick``. None: it would have to wait."""
+    def try_lookup(self, namespace: Namespace, tokens: Tokens, wait_s: float) -> Match | None:
+        """The same, on the event loop, where ``quick``. None: it would have to wait for longer than ``wait_s``."""
         ...
 
     def usage(self, salt: bytes | None) -> rest.Usage:
@@ -101,8 +101,8 @@ class CacheBackend:
     def lookup(self, namespace: Namespace, tokens: Tokens) -> Match:
         return self.cache.lookup(namespace, tokens)
 
-    def try_lookup(self, namespace: Namespace, tokens: Tokens) -> Match | None:
-        return self.cache.try_lookup(namespace, tokens)
+    def try_lookup(self, namespace: Namespace, tokens: Tokens, wait_s: float) -> Match | None:
+        return self.cache.try_lookup(namespace, tokens, wait_s)
 
     def prefetch(self, namespace: Namespace, tokens: Tokens, to: str) -> Job:
         """Start a prefetch. Raises OutOfPages."""

@@ -22,9 +22,13 @@ QUICK_BYTES = 1 << 16
 QUICK_PROMPTS = 16
 QUICK_TOKENS = 8192
 """A lookup within all three is small: decoding and looking up take it less than a millisecond."""
+WAIT_S = 0.001
+"""Whoever has the lock is done in microseconds once the interpreter lets it run, which a loop that goes on with other
+requests does not: it waits so long. A wait in vain is the last until the lock has been free.
+"""
 PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02)
-"""Whoever has the lock is done in microseconds, once the interpreter lets it run: a lookup is tried again after each of
-these, and only then left to a thread. At once would make it worse: one holder stopped inside the lock sent 200 there.
+"""A lookup that waited in vain is tried again after each of these, only then left to a thread. At once would make it
+worse: one holder that was stopped inside the lock sent 200 there.
 """
 
 _encode = msgspec.json.Encoder().encode
@@ -38,6 +42,7 @@ class Lookups:
     def __init__(self, backend: Backend, max_tokens: int) -> None:
         self._backend = backend
         self._max_tokens = max_tokens
+        self._patient = True
 
     async def soon(self, body: bytes, caller: Caller) -> bytes | None:
         """The answer to a small lookup, on the event loop. None: that is for ``work`` to say. Raises ProblemError."""
@@ -47,7 +52,8 @@ class Lookups:
         found: list[Match] = []
         for pause_s in PAUSES_S:
             while len(found) < len(prompts):
-                match = self._backend.try_lookup(*prompts[len(found)])
+                match = self._backend.try_lookup(*prompts[len(found)], WAIT_S if self._patient else 0.0)
+                self._patient = match is not None
                 if match is None:
                     break
                 found.append(match)

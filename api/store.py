@@ -45,7 +45,7 @@ class StoreBackend:
         covered = max((min(counts) for counts in shards.values()), default=0)
         return Match(0, 0, covered, covered, min(covered, max(0, len(tokens) - 1)))
 
-    def try_lookup(self, namespace: Namespace, tokens: Tokens) -> Match | None:
+    def try_lookup(self, namespace: Namespace, tokens: Tokens, wait_s: float) -> Match | None:
         """Never: the folder may have to be read anew."""
         return None
 

@@ -101,10 +101,14 @@ class Cache:
                 host = host_tokens(parts, found, size, device, covered)
         return Match(device, host, covered, covered, covered if covered < n else n - 1)
 
-    def try_lookup(self, namespace: Namespace, tokens: Any) -> Match | None:
-        """``lookup``, for a thread that must not wait, an event loop's: None while another thread has the lock."""
+    def try_lookup(self, namespace: Namespace, tokens: Any, wait_s: float = 0.0) -> Match | None:
+        """``lookup``, for a thread that must not stand still, an event loop's: None where another thread keeps the lock
+        for longer than ``wait_s``. Raises ConfigError where that is negative, and what ``lookup`` raises.
+        """
+        if not wait_s >= 0:
+            raise ConfigError(f"wait_s must be at least 0 seconds, not {wait_s!r}")
         lock = self._plane.lock
-        if not lock.acquire(blocking=False):
+        if not lock.acquire(timeout=wait_s):
             return None
         try:
             return self.lookup(namespace, tokens)

@@ -41,7 +41,7 @@ class ForeignLock:
     def __exit__(self, *error: object) -> None:
         """Never entered."""
 
-    def acquire(self, blocking: bool = True) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Never taken."""
         return self.__enter__()
 

@@ -22,8 +22,10 @@ class Fence(Protocol):
 class Lock(AbstractContextManager[Any], Protocol):
     """The one lock around the control plane (re-entrant), or a null lock in replay."""
 
-    def acquire(self, blocking: bool = True) -> bool:
-        """Take it; not blocking: only if no other thread has it. Returns whether it was taken."""
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it; not blocking: only if no other thread has it; timeout: within so many seconds, -1 for any number.
+        Returns whether it was taken.
+        """
 
     def release(self) -> None:
         """Give it back."""

@@ -23,7 +23,7 @@ from radixkv.api.opening import close_backend
 from radixkv.api.problems import ProblemError
 from radixkv.api.store import StoreBackend
 from radixkv.client import Client
-from radixkv.errors import InvalidTokens, RadixKVError
+from radixkv.errors import ConfigError, InvalidTokens, RadixKVError
 from radixkv.rest import LookupRequest
 from radixkv.tiers.readonly import open_read_only
 from tests.api.running import CONFIG, TOKEN, Running, health_seconds, over, running
@@ -178,9 +178,12 @@ def test_a_lock_that_is_soon_free_sends_nobody_to_a_thread(
     tries: list[bool] = []
     tried = driver.cache.try_lookup
 
-    def noted(namespace: Any, tokens: Any) -> Any:
-        match = tried(namespace, tokens)
+    waits: list[float] = []
+
+    def noted(namespace: Any, tokens: Any, wait_s: float) -> Any:
+        match = tried(namespace, tokens, wait_s)
         tries.append(match is not None)
+        waits.append(wait_s)
         return match
 
     monkeypatch.setattr(driver.cache, "try_lookup", noted)
@@ -193,10 +196,12 @@ def test_a_lock_that_is_soon_free_sends_nobody_to_a_thread(
         assert len(tries) >= 24
         assert not any(tries)
         assert answers == []
+        assert [wait_s > 0 for wait_s in waits] == [True] + [False] * (len(waits) - 1), "the loop waited once"
     crew.join()
     assert [[one["device_tokens"] for one in answer.json()["results"]] for answer in answers] == [[40, 30]] * 8
     assert sum(tries) == 16, "each prompt was looked up once"
     assert handed == []
+    assert waits[-1] > 0, "it would wait again"
 
 
 def test_small_lookups_are_answered_while_no_thread_is_free(held: tuple[Driver, Running]) -> None:
@@ -258,6 +263,9 @@ def test_try_lookup(drive: Drive) -> None:
     assert cache.try_lookup(NS, prompt(41)) == cache.lookup(NS, prompt(41))
     with pytest.raises(InvalidTokens):
         cache.try_lookup(NS, [-1])
+    for wait_s in (-1, -0.001, float("nan")):
+        with pytest.raises(ConfigError, match="wait_s"):
+            cache.try_lookup(NS, prompt(41), wait_s)
     found: list[object] = []
 
     def ask() -> None:

@@ -15,7 +15,7 @@ class NullLock:
     def __exit__(self, *error: object) -> None:
         """Given back."""
 
-    def acquire(self, blocking: bool = True) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Nobody else has it."""
         return True
 
