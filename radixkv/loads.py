@@ -7,6 +7,7 @@ memory, so a prompt longer than the host cache and the staging buffers together 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from radixkv.types import PageIds
 from radixkv.writes import Writes
 
 
-class Waiter:
+class Waiter(ABC):
     """A lease or a prefetch that waits for the parts of its plan. pending: those not in host memory yet."""
 
     def __init__(self, loads: Loads, parts: list[Part]) -> None:
@@ -58,9 +59,9 @@ class Waiter:
             self.loads.release(part)
         return len(held)
 
+    @abstractmethod
     def settle(self) -> None:
         """Nothing is waited for any more."""
-        raise NotImplementedError
 
 
 class Loads:
