@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 from fastapi import FastAPI
 
+from radixkv import rest
 from radixkv.api import ServiceConfig, create_app
 from radixkv.api.server import Server, listen, url_of
 from radixkv.api.service import Service
@@ -135,3 +136,18 @@ def health_seconds(url: str, count: int) -> list[float]:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
             seconds.append(time.perf_counter() - began)
         return seconds
+
+
+def lookup_body(tokens: str, namespace: str = '{"model": "model"}') -> bytes:
+    """A lookup of one prompt, as JSON that may be wrong."""
+    return f'{{"prompts": [{{"namespace": {namespace}, "tokens": {tokens}}}]}}'.encode()
+
+
+def assert_problem(response: httpx.Response, *statuses: int) -> rest.Problem:
+    """The answer is a problem document with one of the statuses, and no other shape."""
+    assert response.status_code in statuses, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    found = response.json()
+    assert set(found) == {"type", "title", "status", "detail"}
+    assert found["status"] == response.status_code
+    return rest.Problem(**found)

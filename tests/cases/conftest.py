@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import pytest
 import torch
 
+from tests.api.running import Running, over
 from tests.harness import resources
-from tests.harness.driver import Driver
+from tests.harness.driver import DISK, Driver
 
 
 class Drive(Protocol):
@@ -41,3 +42,11 @@ def drive(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Drive]:
             driver.close()
     if sound:
         resources.assert_returned(before)
+
+
+@pytest.fixture
+def service(drive: Drive) -> Iterator[tuple[Driver, Running]]:
+    """A cache of three tiers, and the REST service over it."""
+    d = drive(disk_bytes=DISK)
+    with over(d.cache) as found:
+        yield d, found

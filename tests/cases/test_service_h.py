@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,13 +16,6 @@ from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, Driver, Outcome, ReadPlan, prompt
 
 SAMPLE = re.compile(r"^(?P<name>[a-z_:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.MULTILINE)
-
-
-@pytest.fixture
-def service(drive: Drive) -> Iterator[tuple[Driver, Running]]:
-    d = drive(disk_bytes=DISK)
-    with over(d.cache) as found:
-        yield d, found
 
 
 def metrics(running: Running) -> dict[tuple[str, str], float]:
