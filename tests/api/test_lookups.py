@@ -267,6 +267,11 @@ def test_try_lookup(drive: Drive) -> None:
         assert found == [None]
     Crew([ask]).join()
     assert found[1] == cache.lookup(NS, prompt(41))
+    with driver.core.lock:
+        crew = Crew([lambda: found.append(cache.try_lookup(NS, prompt(41), 20.0))])
+        time.sleep(0.05)
+    crew.join()
+    assert found[2] == found[1], "it was free within the time given"
     driver.close()
     with pytest.raises(RadixKVError, match="closed"):
         cache.try_lookup(NS, prompt(41))
