@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
 from pathlib import Path
 
@@ -61,6 +63,36 @@ def flip(folder: Path, at: int, bit: int) -> None:
     data = bytearray((folder / "data.mdb").read_bytes())
     data[at] ^= 1 << bit
     (folder / "data.mdb").write_bytes(bytes(data))
+
+
+def test_a_level_is_asked_for_before_it_is_touched(
+    tmp_path: Path, chunks: list[WriteItem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked = os.posix_fadvise, set[int]()
+
+    def noted(fd: int, at: int, nbytes: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED and at % 4096 == nbytes % 4096 == 0
+        asked.update(range(at // 4096, (at + nbytes) // 4096))
+        ask(fd, at, nbytes, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    leaves = set[int]().union(*sound_nodes(tmp_path).values())
+    assert leaves <= asked
+    assert len(asked) < (tmp_path / "data.mdb").stat().st_size // 4096 // 4  # payload stays where it is
+
+
+def test_a_file_system_that_takes_no_hints(
+    tmp_path: Path, chunks: list[WriteItem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ESPIPE, "no hints")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    found = checked(tmp_path)
+    assert found.problems == [] and len(found.databases[b"index"].page) == len(chunks)
+    open_files = len(os.listdir("/proc/self/fd"))
+    checked(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 def test_sound_after_churn_and_after_a_smaller_cap(tmp_path: Path, chunks: list[WriteItem]) -> None:
