@@ -21,6 +21,8 @@ from time import perf_counter, process_time
 import numpy as np
 import zstandard
 
+from bench.disk_cores import cores
+from bench.disk_cores import lines as core_lines
 from bench.disk_pairs import CAP_BYTES, HANDED_BYTES, Pairs, pairs, phases
 from bench.kv import Payloads, model_payloads, normal_payloads
 from bench.timing import machine, quiet
@@ -236,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mib", type=int, default=256, help="payload of a pass (256)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=16, help="turns of tier and raw file in a repeat (16)")
+    parser.add_argument("--rest", type=float, default=4.0, help="seconds in which freed memory may go to a host (4)")
     parser.add_argument("--kv", choices=("model", "normal"), default="model", help="KV of SmolLM2, or normal numbers")
     parser.add_argument("--chunks", type=int, default=10_000, help="chunks of the restart (10,000; 0: none)")
     options = parser.parse_args(arguments)
@@ -264,11 +267,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file_per_chunk(folder, parts, found, sync=True, payload=payload)
             if options.chunks:
                 restart(folder, options.chunks, found)
+        turned = {
+            told: cores(folder, items, turns=2 * options.repeats, item_bytes=2, rest_s=rest_s)
+            for told, rest_s in (("memory just freed", 0.0), (f"after {options.rest:g} s of rest", options.rest))
+        }
         spent = phases(folder, few, turns=options.repeats, item_bytes=2)
     print(f"ratio {ours.ratio:.3f}, plain zstd-1 {plain:.3f}")
     show(found)
     print(*turns.lines("write, same bytes, same syncs"), sep="\n")
-    print("ms for 100 MB of it, step by step")
+    for told, found_turns in turned.items():
+        print(*core_lines(f"write, {told}", found_turns, payload - len(parts[0]), len(parts) - 1), sep="\n")
+    print("write, same bytes, same syncs: ms for 100 MB, step by step")
     for name, spent_ms in spent.items():
         print(f"  {name:56} {spent_ms:7.1f}")
 

@@ -107,7 +107,7 @@ def pairs(folder: Path, items: Sequence[WriteItem], *, turns: int, item_bytes: i
 
 
 @contextmanager
-def _home(folder: Path) -> Iterator[Path]:
+def turn_folder(folder: Path) -> Iterator[Path]:
     """A folder for one turn. What the turn before left to do, its discards of freed blocks too, is done first."""
     home = folder / "turn"
     home.mkdir()
@@ -119,7 +119,7 @@ def _home(folder: Path) -> Iterator[Path]:
         shutil.rmtree(home)
 
 
-def _open(home: Path, items: Sequence[WriteItem], item_bytes: int, *, sync: bool = True) -> Marked:
+def open_tier(home: Path, items: Sequence[WriteItem], item_bytes: int, *, sync: bool = True) -> Marked:
     row = items[0].row
     return Marked(
         str(home), CAP_BYTES, item_bytes=item_bytes, chunk_bytes=row.raw_bytes, chunk_tokens=len(row.tokens) // 4,
@@ -127,7 +127,7 @@ def _open(home: Path, items: Sequence[WriteItem], item_bytes: int, *, sync: bool
     )  # fmt: skip
 
 
-def _hand_over(tier: DiskTier, items: Sequence[WriteItem]) -> None:
+def hand_over(tier: DiskTier, items: Sequence[WriteItem]) -> None:
     step = max(1, HANDED_BYTES // items[0].row.raw_bytes)
     for at in range(0, len(items), step):
         assert all(outcome is Outcome.OK for outcome, _ in tier.write(items[at : at + step]))
@@ -135,12 +135,12 @@ def _hand_over(tier: DiskTier, items: Sequence[WriteItem]) -> None:
 
 def write_tier(folder: Path, items: Sequence[WriteItem], item_bytes: int) -> Turn:
     """All items into a new store, as the mover hands them over; the first, with which threads start, is not timed."""
-    with _home(folder) as home:
-        tier = _open(home, items, item_bytes)
-        _hand_over(tier, items[:1])
+    with turn_folder(folder) as home:
+        tier = open_tier(home, items, item_bytes)
+        hand_over(tier, items[:1])
         tier.marks.clear()
         began, cores = perf_counter(), process_time()
-        _hand_over(tier, items[1:])
+        hand_over(tier, items[1:])
         turn = Turn(perf_counter() - began, process_time() - cores, tier.marks)
         tier.close()
     return turn
@@ -148,7 +148,7 @@ def write_tier(folder: Path, items: Sequence[WriteItem], item_bytes: int) -> Tur
 
 def write_file(folder: Path, items: Sequence[WriteItem], marks: Sequence[int]) -> Turn:
     """The same bytes one after the other into a new file, synced where the tier syncs."""
-    with _home(folder) as home, (home / "raw").open("wb", buffering=0) as file:
+    with turn_folder(folder) as home, (home / "raw").open("wb", buffering=0) as file:
         left = iter(marks)
         due, syncs = next(left), 0
         file.write(items[0].payload)
@@ -187,8 +187,8 @@ def _phases_once(folder: Path, items: Sequence[WriteItem], item_bytes: int) -> d
         yield
         spent[name] += perf_counter() - began
 
-    with _home(folder) as home:
-        tier = _open(home, items, item_bytes, sync=False)
+    with turn_folder(folder) as home:
+        tier = open_tier(home, items, item_bytes, sync=False)
         store, state = tier._store, tier._state
         data = os.open(home / DATA_FILE, os.O_RDWR)
         meta = os.open(home / DATA_FILE, os.O_RDWR | os.O_DSYNC)
@@ -213,7 +213,7 @@ def _phases_once(folder: Path, items: Sequence[WriteItem], item_bytes: int) -> d
         os.close(data)
         os.close(meta)
         tier.close()
-    with _home(folder) as home, (home / "raw").open("wb", buffering=0) as file:
+    with turn_folder(folder) as home, (home / "raw").open("wb", buffering=0) as file:
         for at in range(0, len(items), step):
             with timed("raw file: write"):
                 for item in items[at : at + step]:
