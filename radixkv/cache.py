@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -176,15 +177,10 @@ class Cache:
             raise ConfigError(f"demote to {to!r}: not one of host, disk")
         self._check_namespace(namespace)
         prompt = as_tokens(tokens)
-        with self._lock:
-            self._check_open()
-            plane = self._plane
-            plane.drain()
+        with self._turn() as plane:
             known = self._known(prompt, media)
             root = plane.tree.peek(namespace, plane.core.storage)
-            if root is None:
-                return 0
-            return flushing.demote(plane, root, known, to_disk=to == "disk")
+            return flushing.demote(plane, root, known, to_disk=to == "disk") if root is not None else 0
 
     def prefetch(self, namespace: Namespace, tokens: Any, to: str = "host", media: Sequence[Span] = ()) -> Job:
         """Start bringing what outer tiers have of a prompt to ``to``: "host" (disk reads only; no device page is taken)
@@ -197,9 +193,8 @@ class Cache:
             raise ConfigError(f"prefetch to {to!r}: not one of host, device")
         self._check_namespace(namespace)
         prompt = as_tokens(tokens)
-        with self._lock:
-            self._check_open()
-            return prefetch(self._plane, namespace, self._known(prompt, media), to)
+        with self._turn() as plane:
+            return prefetch(plane, namespace, self._known(prompt, media), to)
 
     def promote(self, namespace: Namespace, tokens: Any, media: Sequence[Span] = ()) -> int:
         """Start bringing what outer tiers have of a prompt to the device. Returns tokens on their way. media: as for
@@ -219,10 +214,8 @@ class Cache:
         timeout_s = _seconds(timeout_s)
         if namespace is not None:
             self._check_namespace(namespace)
-        with self._lock:
-            self._check_open()
-            self._plane.drain()
-            cleared = bump_revision(self._plane, namespace)
+        with self._turn() as plane:
+            cleared = bump_revision(plane, namespace)
         return replace(cleared, kept_disk_chunks=flushing.erase(self._plane, timeout_s))
 
     @property
@@ -242,19 +235,16 @@ class Cache:
             raise ConfigError(f"unused_since must be a logical time, as Cache.now says it, not {unused_since!r}")
         if namespace is not None and not isinstance(namespace, bytes):
             self._check_namespace(namespace)
-        with self._lock:
-            self._check_open()
-            self._plane.drain()
-            return clear(self._plane, namespace, tier, unused_since)
+        with self._turn() as plane:
+            return clear(plane, namespace, tier, unused_since)
 
     def tick(self) -> None:
         """Housekeeping for idle engines: applies finished work, starts stores and writes ahead, keeps the low
         watermark. Never blocks.
         """
-        with self._lock:
-            self._check_open()
-            self._plane.tick()
-            clear_retired(self._plane)
+        with self._turn() as plane:
+            plane.tick()
+            clear_retired(plane)
 
     def flush(self, timeout_s: float = 60.0) -> int:
         """Bring every committed chunk and tail to disk, synced. Returns how many are not there at the deadline or find
@@ -311,9 +301,8 @@ class Cache:
         counted = type(tokens) is int and 0 <= tokens < 1 << 40
         if not counted or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
             raise ValueError(f"{tokens!r} tokens in {seconds!r} s: a count and seconds are needed")
-        with self._lock:
-            self._check_open()
-            self._plane.core.estimates.learn_prefill(tokens, seconds)
+        with self._turn() as plane:
+            plane.core.estimates.learn_prefill(tokens, seconds)
 
     def stats(self) -> Stats:
         """One consistent picture: counters since open, gauges as of now."""
@@ -352,6 +341,14 @@ class Cache:
     @property
     def _lock(self) -> Any:
         return self._plane.lock
+
+    @contextmanager
+    def _turn(self) -> Iterator[Plane]:
+        """Under the lock of an open cache, what has ended being applied."""
+        with self._plane.lock:
+            self._check_open()
+            self._plane.drain()
+            yield self._plane
 
     def _check_open(self) -> None:
         if self._plane.closed:

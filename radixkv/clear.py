@@ -144,6 +144,7 @@ def clear_retired(plane: Plane) -> None:
     stored = plane.residency.stored
     if stored.condemned:
         stored.delete_strays(stored.condemned)
-    for root in list(plane.tree.retired):
-        _clear_root(plane, root)
-        plane.tree.forget_root(root)
+    for root in list(plane.tree.all_roots()) if plane.tree.retired else ():
+        if root.retired:
+            _clear_root(plane, root)
+            plane.tree.forget_root(root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 from radixkv.match import find
@@ -15,7 +15,6 @@ from radixkv.writes import reused
 
 log = logging.getLogger("radixkv")
 
-WAIT_S = 0.02
 ROUNDS = 3
 """Rounds that may save nothing: with a disk too small for everything, each write pushes out another record for ever."""
 
@@ -72,7 +71,7 @@ def _save(plane: Plane, deadline: float) -> int:
             if not left:
                 plane.write_uses()
             stuck = core.last_plan == before and not core.flights and not core.fences
-        settled = _until(plane, deadline, lambda: not core.flights and not core.fences)
+        settled = plane.until(deadline, lambda: not core.flights and not core.fences)
         if not settled or stuck or idle == ROUNDS:
             with plane.lock:
                 return len(list(unsaved(plane)))
@@ -86,28 +85,10 @@ def erase(plane: Plane, timeout_s: float) -> int:
     for _ in range(ROUNDS):
         with plane.lock:
             stored.delete_strays(stored.condemned)
-        gone = _until(plane, deadline, lambda: not stored.condemned & stored.deleting.keys())
+        gone = plane.until(deadline, lambda: not stored.condemned & stored.deleting.keys())
         if not gone or not stored.condemned:
             break
     return _synced(plane, len(stored.condemned))
-
-
-def _until(plane: Plane, deadline: float, reached: Callable[[], bool]) -> bool:
-    """Wait until ``reached()``. False: the deadline has passed, or nothing ends by itself (a mover that does not wait:
-    only its owner can end what is open).
-    """
-    core = plane.core
-    while True:
-        with plane.lock:
-            plane.drain()
-            if reached():
-                return True
-        before = core.clock()
-        if before >= deadline:
-            return False
-        turn = min(WAIT_S, deadline - before)
-        if not core.mover.wait(turn) and core.clock() - before < turn / 2:
-            return False
 
 
 def unsaved(plane: Plane) -> Iterator[Job | ChunkRecord]:

@@ -17,9 +17,6 @@ from radixkv.plane import EAGER_STORES
 from radixkv.protocols import Fence
 from radixkv.types import INT32, INT64, INTP, Slots, Tokens
 
-WAIT_S = 0.02
-"""Longest sleep of ``wait`` between looks: another thread may have applied the completion it waits for."""
-
 
 class Lease(Holding):
     """Made by ``Cache.acquire``; belongs to one thread at a time. A context manager that closes it."""
@@ -93,32 +90,27 @@ class Lease(Holding):
         Raises LeaseClosed; RadixKVError if a copy to the device does not end within that limit either, or has failed
         ``policy.load_retries`` times (``failed``: every verb raises then; close the lease, and acquire again).
         """
-        plane, core = self._plane, self._plane.core
-        load = self._load
-        end = core.clock() + core.config.policy.load_timeout_s
-        deadline = min((load.deadline if load is not None else 0.0) or end, end)
-        while True:
+        plane, core, load = self._plane, self._plane.core, self._load
+        limit = core.config.policy.load_timeout_s
+
+        def settled() -> bool:
+            self._check_open(settled=False)
+            return self._load is None
+
+        end = core.clock() + limit
+        reached = load is None or plane.until(min(load.deadline or end, end), settled)
+        if reached is False:
             with plane.lock:
-                self._plane.drain()
-                self._check_open(settled=False)
-                if self.ready:
-                    return
-                if self._load is None and load is not None:  # that was for reads: verified bytes only need their copy
-                    load, deadline = None, core.clock() + core.config.policy.load_timeout_s
-                left = deadline - core.clock()
-                if left <= 0 and self._load is not None:
+                if self._load is not None:
                     weighed = 0 < self._load.deadline <= core.clock()
                     core.counters.load_failures += not weighed  # computing is faster by now: that is no failure
                     self._load.give_up()
-                    continue
-            if left <= 0:
-                raise RadixKVError(
-                    f"loads did not end within policy.load_timeout_s = {core.config.policy.load_timeout_s} s"
-                )
-            before = core.clock()
-            turn = min(left, WAIT_S)
-            if not core.mover.wait(turn) and core.clock() - before < turn / 2:
-                raise RadixKVError("the lease waits for copies that only the mover's owner can end (manual mode)")
+        if reached is not None:  # that was for reads: verified bytes only need their copy
+            reached = plane.until(core.clock() + limit, lambda: settled() and self.ready)
+        if reached is None:
+            raise RadixKVError("the lease waits for copies that only the mover's owner can end (manual mode)")
+        if not reached:
+            raise RadixKVError(f"loads did not end within policy.load_timeout_s = {limit} s")
 
     def append(self, n: int, stream: Any = None) -> Slots:
         """Slots (int64) of the next ``n`` tokens; -1 where the token's KV is already there (a full hit's last token):

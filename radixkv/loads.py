@@ -137,28 +137,27 @@ class Loads:
         if record.tiers[HOST].state is State.READY:
             self._deliver(record, record.slot, staging=False)
         elif record.tiers[DISK].state is State.READY:
-            kept = self.writes.to_host(record)
+            if self.writes.to_host(record):
+                return self._read(record, record.slot)
             nearer = [waiter.part_pages(part) for waiter, part in record.read or ()]
-            if kept or not nearer or any(pages is not None for pages in nearer):
-                return self._read(record, kept=kept)
+            if not nearer or any(pages is not None for pages in nearer):
+                slot = self.core.staging.take(self.residency.tokens(record))
+                return slot >= 0 and self._read(record, slot, staging=True)
             # all that is wanted is a copy in the host, and a staging buffer would be none
         self._fail(record)
         self._over(record)
         return True
 
-    def _read(self, record: ChunkRecord, *, kept: bool) -> bool:
-        """Read a chunk to its place in the host cache (kept), else to a staging buffer. False: there is none."""
-        core, tokens = self.core, self.residency.tokens(record)
-        slot = record.slot if kept else core.staging.take(core.staging.units(tokens))
-        if slot is None:
-            return False
+    def _read(self, record: ChunkRecord, slot: int, *, staging: bool = False) -> bool:
+        """Read a chunk to its place in the host cache, or to a staging buffer."""
+        core = self.core
         assert record.key is not None
-        plan = ReadPlan(core.plan_id(), record.key, tokens, slot, not kept)
-        if kept:
-            record.tiers[HOST].plan = plan.id
+        plan = ReadPlan(core.plan_id(), record.key, self.residency.tokens(record), slot, staging)
         core.submit(Flight(plan, self._read_done, record), insist=True)
-        if not kept:
+        if staging:
             core.staging.free(slot)  # once the copies that use it have ended
+        else:
+            record.tiers[HOST].plan = plan.id
         return True
 
     def _read_done(self, flight: Flight, done: Done) -> None:

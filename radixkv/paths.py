@@ -97,31 +97,28 @@ class Paths:
                     if parent.dead:
                         work.append(parent.node.at(parent.end))
 
-    def tokens_between(self, hint: Node, first: int, last: int) -> bytes:
-        """Token bytes of pages [first, last) on the path to ``hint``."""
-        out, node = [], hint.at(last)
+    @staticmethod
+    def _pieces(hint: Node, first: int, last: int) -> list[tuple[Node, int, int]]:
+        """The nodes that hold pages [first, last) on the path to ``hint``, and which pages of each, counted in it."""
+        out, node = list[tuple[Node, int, int]](), hint.at(last)
         while last > first:
             low = max(first, node.start)
-            out.append(node.edge[(low - node.start) * self.page_bytes : (last - node.start) * self.page_bytes])
-            last = low
-            if last > first:
-                assert node.parent is not None
-                node = node.parent
-        return b"".join(reversed(out))
+            out.append((node, low - node.start, last - node.start))
+            last, node = low, node.parent or node
+        out.reverse()
+        return out
+
+    def tokens_between(self, hint: Node, first: int, last: int) -> bytes:
+        """Token bytes of pages [first, last) on the path to ``hint``."""
+        size = self.page_bytes
+        return b"".join([node.edge[low * size : end * size] for node, low, end in self._pieces(hint, first, last)])
 
     def pages_between(self, hint: Node, first: int, last: int) -> PageIds | None:
         """Ids of the device pages [first, last) on the path to ``hint``; None where one is not resident."""
-        out, node = [], hint.at(last)
-        while last > first:
-            if node.resident_end < last:
-                return None
-            low = max(first, node.start)
-            out.append(node.pages[4 * (low - node.start) : 4 * (last - node.start)])
-            last = low
-            if last > first:
-                assert node.parent is not None
-                node = node.parent
-        return np.frombuffer(b"".join(reversed(out)), np.int32)
+        pieces = self._pieces(hint, first, last)
+        if any(node.resident < end for node, _, end in pieces):
+            return None
+        return np.frombuffer(b"".join([node.pages[4 * low : 4 * end] for node, low, end in pieces]), np.int32)
 
     def root_of(self, node: Node) -> Root:
         """The root above ``node``."""

@@ -5,6 +5,7 @@ between them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -28,6 +29,8 @@ TOUCHES = 64
 """Paths used before ``tick`` writes their last uses to disk."""
 OFFSETS = 512
 """Pages whose slots are numbered at a time, at most."""
+WAIT_S = 0.02
+"""Longest sleep of ``until`` between looks: another thread may have applied the completion it waits for."""
 EAGER_STORES = 8
 """Store jobs that ``acquire`` and ``close`` start by the way; ``tick`` does the rest."""
 
@@ -120,10 +123,26 @@ class Plane:
             for job in list(self.jobs):
                 job.advance()
 
-    def tick(self) -> None:
-        """One turn of housekeeping: finished work, stores, write-ahead to disk, the low watermark."""
+    def until(self, deadline: float, reached: Callable[[], bool]) -> bool | None:
+        """Wait, without the lock, until ``reached()``, which is asked under it. False: the deadline has passed; None:
+        nothing ends by itself (a mover that does not wait: only its owner can end what is open).
+        """
         core = self.core
-        self.drain()
+        while True:
+            with self.lock:
+                self.drain()
+                if reached():
+                    return True
+            before = core.clock()
+            if before >= deadline:
+                return False
+            turn = min(WAIT_S, deadline - before)
+            if not core.mover.wait(turn) and core.clock() - before < turn / 2:
+                return None
+
+    def tick(self) -> None:
+        """One turn of housekeeping: stores, write-ahead to disk, the low watermark."""
+        core = self.core
         self.stores.offer_again()
         self.stores.offer(len(self.stores.jobs))
         self.writes.ahead(core.config.host.write_ahead)

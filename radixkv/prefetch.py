@@ -97,7 +97,6 @@ def prefetch(plane: Plane, namespace: Namespace, tokens: Tokens, to: str) -> Job
         lease = acquire(plane, namespace, tokens, 0, MOVE)
         job = Job(plane, lease.loading_tokens, parts, lease)
     else:
-        plane.drain()
         root = tree.peek(namespace, plane.core.storage)
         if root is not None:
             found = find(tree, root, tokens, plane.core.config.policy.min_partial_tokens)

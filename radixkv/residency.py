@@ -11,6 +11,7 @@ shard; an orphan; one whose delete did not work). Strays take room until they ar
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -37,23 +38,30 @@ class Stored:
         self.core = core
         self.used_bytes = 0
         self.raw_bytes = 0
-        self.keys: set[bytes] = set()  # of the records with a state on disk: never two of one key, whatever the hash
+        self.keys: dict[bytes, bool] = {}  # of the records with a state on disk, each once: whether it has been written
         self.strays: dict[bytes, int] = {}  # key -> bytes; the last one goes first
         self.foreign: set[bytes] = set()  # strays that another model, layout or shard stored
         self.deleting: dict[bytes, int] = {}  # deletes under way whose key has not been written again
         self.condemned: set[bytes] = set()  # keys of revisions that are over, until their delete has worked
 
-    def put(self, key: bytes, size: int, raw: int) -> None:
-        """A record takes ``size`` bytes of the cap; below 0: it gives them back, and ``delete`` removes them."""
-        if raw > 0:
-            self.keys.add(key)
-        else:
-            self.keys.discard(key)
+    def put(self, key: bytes, size: int, raw: int, *, written: bool = False) -> None:
+        """A record takes ``size`` bytes of the cap. written: it is there; else ``replaced`` says when it is about to
+        be.
+        """
+        self.keys[key] = written
         self.used_bytes += size
         self.raw_bytes += raw
 
+    def take_out(self, key: bytes, size: int, raw: int) -> None:
+        """A record gives its place up, and what was written for it is deleted."""
+        self.used_bytes -= size
+        self.raw_bytes -= raw
+        if self.keys.pop(key):
+            self.delete({key: size})
+
     def replaced(self, key: bytes) -> None:
         """A write of ``key`` has been handed over: what stands under it is not there to be deleted any more."""
+        self.keys[key] = True
         self.deleting.pop(key, None)
         self.condemned.discard(key)  # of the weights in use, then: those of a revision that is over are not written
         self.reclaim(key)
@@ -69,9 +77,9 @@ class Stored:
         self.strays = strays
         self.used_bytes += sum(strays.values())
 
-    def delete_stray(self) -> bool | None:
-        """Delete the coldest stray. None: there is none; False: its delete was refused."""
-        return self.delete_strays([next(reversed(self.strays))]) if self.strays else None
+    def delete_stray(self) -> bool:
+        """Delete the coldest of the strays there are. False: its delete was refused."""
+        return self.delete_strays([next(reversed(self.strays))])
 
     def condemn(self, *keys: ChunkKey) -> None:
         """What was stored under ``keys``, and every stray that may be of the same revision (its key does not say), must
@@ -118,6 +126,7 @@ class Residency:
         self.holes: tuple[dict[ChunkRecord, None], dict[ChunkRecord, None]] = ({}, {})
         self.landed: tuple[list[ChunkRecord], list[ChunkRecord]] = ([], [])
         self.chunks = [0, 0]  # records with a state in the tier
+        self.dirty: OrderedDict[ChunkRecord, None] = OrderedDict()  # readable in the host, not yet offered to disk
         self.on_ready: list[Callable[[ChunkRecord, int], None]] = []  # told of records that are readable in a tier now
         core.idle = self.idle
 
@@ -132,6 +141,10 @@ class Residency:
         """Tokens the record's payload holds."""
         tree = self.tree
         return (record.end - record.index * tree.chunk_pages) * tree.page_tokens + (len(record.tail) >> 2)
+
+    def bytes(self, record: ChunkRecord) -> int:
+        """Bytes of the record's payload."""
+        return self.tokens(record) * self.core.layout.token_bytes
 
     # parents first
 
@@ -151,11 +164,11 @@ class Residency:
             self.victims[tier].push(record)
 
     def enter(self, record: ChunkRecord, tier: int) -> None:
-        """A place in the tier is taken (its parent is claimed already). The plan that fills it is yet to be named: a
-        record that leaves before that leaves no key behind.
-        """
+        """A place in the tier is taken (its parent is claimed already). The plan that fills it is yet to be named."""
         record.tiers[tier].state = State.WRITING
         self.chunks[tier] += 1
+        if tier == DISK:
+            self.dirty.pop(record, None)
 
     def end(self, record: ChunkRecord, tier: int, plan: int, ok: bool) -> None:
         """The copy ``plan`` has ended. A record that was dropped meanwhile, or copied anew, is not touched."""
@@ -215,28 +228,21 @@ class Residency:
             self._leave(record, tier)
             leaving += [child for child in self.landed[tier] if child.parent is record]
 
-    def unreserve(self, record: ChunkRecord) -> None:
-        """The record leaves the disk before anything was written there."""
-        record.tiers[DISK].plan = 0
-        self.drop(record, DISK)
-
     def _leave(self, record: ChunkRecord, tier: int) -> None:
         residence, core = record.tiers[tier], self.core
         if residence.state is State.LANDED:
             self.landed[tier].remove(record)
-        written = residence.plan or residence.state is not State.WRITING
         residence.state, residence.plan = State.NONE, 0
         self.chunks[tier] -= 1
         record.busy += 1  # not forgotten before its parent is told
         if tier == HOST:
             core.slots.free(record.slot)
             record.slot = -1
+            self.dirty.pop(record, None)
         else:
             assert record.key is not None
             size, record.disk_bytes = record.disk_bytes, 0
-            self.stored.put(record.key, -size, -self.tokens(record) * core.layout.token_bytes)
-            if written:
-                self.stored.delete({record.key: size})
+            self.stored.take_out(record.key, size, self.bytes(record))
         if residence.children:
             self.holes[tier][record] = None
         self.claim_parent(record, tier, -1)

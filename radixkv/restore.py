@@ -39,7 +39,7 @@ class Restore:
             else:
                 self.orphans.setdefault(row.parent, []).append(row)
         for key in [key for key, waiting in self.orphans.items() if waiting[0].root == key]:
-            root = tree.restored.setdefault(key, Root(None, ChunkKey(key)))
+            root = tree.known.setdefault(key, Root(None, ChunkKey(key)))
             root.named = key in names
             self._place_below(root, None, key)
         strays += [row for waiting in self.orphans.values() for row in waiting]
@@ -90,13 +90,12 @@ class Restore:
         there = (node.records if whole else node.shorts) or []
         record = next((r for r in there if (r.index, r.end, r.tail) == (index, end, tail)), None)
         record = record or tree.attach(ChunkRecord(parent, index, end, tail, node, short=not whole))
-        residence = record.tiers[DISK]
-        if residence.state is State.NONE:
-            record.key = ChunkKey(row.key)
-            record.disk_bytes = row.stored_bytes
-            self.residency.stored.put(record.key, row.stored_bytes, row.raw_bytes)
-            self.residency.claim_parent(record, DISK)
-            self.residency.enter(record, DISK)
-            residence.state = State.READY
-            self.residency.offer(record, DISK)
+        assert not record.tiers[DISK].state, "another row of the same tokens has the same key"
+        record.key = ChunkKey(row.key)
+        record.disk_bytes = row.stored_bytes
+        self.residency.stored.put(record.key, row.stored_bytes, row.raw_bytes, written=True)
+        self.residency.claim_parent(record, DISK)
+        self.residency.enter(record, DISK)
+        record.tiers[DISK].state = State.READY
+        self.residency.offer(record, DISK)
         return record

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from radixkv.types import HostSlot
-
 QUARTERS = 4
 
 
@@ -32,10 +30,11 @@ class HostSlots:
         """Units a record of ``tokens`` tokens takes."""
         return 1 if tokens <= self.quarter_tokens else QUARTERS
 
-    def take(self, units: int) -> HostSlot | None:
-        """A free slot of 1 or 4 units, or None."""
+    def take(self, tokens: int) -> int:
+        """A free slot for a record of ``tokens`` tokens; -1: there is none."""
+        units = self.units(tokens)
         if not self._whole and (units == QUARTERS or not self._cut):
-            return None
+            return -1
         if units == QUARTERS:
             slot = self._whole.pop()
         else:
@@ -48,7 +47,7 @@ class HostSlots:
                 del self._cut[place]
         self.taken[slot] = units
         self.used_units += units
-        return HostSlot(slot)
+        return slot
 
     def free(self, slot: int) -> None:
         """The record gives its slot up."""

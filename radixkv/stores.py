@@ -163,29 +163,25 @@ class Stores:
             return Result.GONE
         if core.pool.n_busy and core.pool.unready[pages].any():
             return Result.LATER
-        result = self._to_host(record, pages)
+        self.writes.waits = False
+        if self.writes.to_host(record):
+            result = self._copy(record, HOST, pages, record.slot)
+        else:
+            result = Result.REFUSED if self.writes.waits else Result.FULL
         if result is Result.STORED or on_disk:
             return Result.STORED
         spilled = self._spill(record, pages) if core.disk is not None else Result.FULL
         return result if spilled is Result.FULL else spilled
 
-    def _to_host(self, record: ChunkRecord, pages: PageIds) -> Result:
-        self.writes.waits = False
-        if self.writes.to_host(record):
-            if self._copy(record, HOST, pages, record.slot):
-                return Result.STORED
-            self.residency.drop(record, HOST)
-            return Result.REFUSED
-        return Result.REFUSED if self.writes.waits else Result.FULL
-
-    def _copy(self, record: ChunkRecord, tier: int, pages: PageIds, slot: int) -> bool:
-        """Start a copy from the device, to a place that is taken. False: refused."""
+    def _copy(self, record: ChunkRecord, tier: int, pages: PageIds, slot: int) -> Result:
+        """Start a copy from the device, to a place that is taken, and given back where the copy is refused."""
         core = self.core
         plan = StorePlan(core.plan_id(), pages.tobytes(), self.residency.tokens(record), slot, staging=tier == DISK)
-        taken = core.submit(Flight(plan, self._stored, record, pages))
-        if taken:
+        if core.submit(Flight(plan, self._stored, record, pages)):
             record.tiers[tier].plan = plan.id
-        return taken
+            return Result.STORED
+        self.residency.drop(record, tier)
+        return Result.REFUSED
 
     def _spill(self, record: ChunkRecord, pages: PageIds) -> Result:
         """Through a staging buffer straight to disk: a chain may be longer than the host cache. Half of staging stays
@@ -198,17 +194,11 @@ class Stores:
             return Result.REFUSED if parent.tiers[HOST].state is State.WRITING else Result.FULL
         if not writes.lane_room:  # the copy would be in vain
             return Result.REFUSED
-        slot = staging.take(staging.units(self.residency.tokens(record)))
-        if slot is None:
+        slot = staging.take(self.residency.tokens(record))
+        if slot < 0:
             return Result.REFUSED
-        result = Result.FULL
-        if writes.reserve(record):
-            if self._copy(record, DISK, pages, slot):
-                writes.spilling += 1
-                result = Result.STORED
-            else:
-                self.residency.drop(record, DISK)
-                result = Result.REFUSED
+        result = self._copy(record, DISK, pages, slot) if writes.reserve(record) else Result.FULL
+        writes.spilling += result is Result.STORED
         staging.free(slot)  # once the copies that use it have ended
         return result
 
@@ -221,8 +211,9 @@ class Stores:
             self.residency.end(record, HOST, plan.id, ok)
             return
         self.writes.spilling -= 1
-        wanted = record.tiers[DISK].plan == plan.id  # not dropped meanwhile
-        if wanted and not ok:
-            self.residency.unreserve(record)
-        elif wanted:
+        if record.tiers[DISK].plan != plan.id:
+            return  # dropped meanwhile
+        if ok:
             self.writes.submit(record, plan.slot, staging=True)
+        else:
+            self.residency.drop(record, DISK)

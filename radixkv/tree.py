@@ -19,7 +19,7 @@ from radixkv.node import Node, Root, Tail, Uses, common_tokens
 from radixkv.paths import Paths
 from radixkv.policy import Policy, VictimQueue
 from radixkv.pool import PagePool
-from radixkv.types import INT32, PageIds
+from radixkv.types import INT32, ChunkKey, PageIds
 
 EDGE_TOKENS = 1 << 17
 """Longest edge: what is committed at once is one edge, whose bytes are the committer's own."""
@@ -59,11 +59,11 @@ class PrefixTree(Paths):
         self.grow_pages = max(1, min(edge_tokens, grow_tokens) // page_tokens)
         self.cut_pages = 4 * self.grow_pages  # of a longer edge a part is split off before a few pages are cut
         self.partial_children = partial_children
-        self.roots: dict[bytes, Root] = {}
+        self.roots: dict[bytes, Root] = {}  # those that requests find, by digest of the namespace
+        self.known: dict[bytes, Root] = {}  # all, by root key: also from a disk index, or of a revision that is over
         self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
         self.former = Uses()  # of namespaces no longer in ``uses``
-        self.restored: dict[bytes, Root] = {}  # by root key: from a disk index, not asked for yet
-        self.retired: list[Root] = []  # of revisions that are over
+        self.retired = 0  # roots of revisions that are over
         self.now = 0
         self.unfilled = 0  # slots of tails past their tokens
         self.generations: dict[bytes, tuple[tuple[str, str], ...]] = {}  # of namespaces whose weights were replaced
@@ -77,12 +77,15 @@ class PrefixTree(Paths):
         """The root of a namespace, made at its first use. storage: layout and shard parts that enter storage keys."""
         root = self.roots.get(namespace.digest)
         if root is None:
-            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, self.generation)))
-            root = self.restored.pop(key, None) or Root(namespace, key)
+            key = self._key(namespace, storage)
+            root = self.known.setdefault(key, Root(namespace, key))
             root.namespace = namespace
             root.uses = self._uses_of(namespace.digest)
             self.roots[namespace.digest] = root
         return root
+
+    def _key(self, namespace: Namespace, storage: tuple[tuple[str, str], ...]) -> ChunkKey:
+        return root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, self.generation)))
 
     def _uses_of(self, digest: bytes) -> Uses:
         """The counts of a namespace, which outlive its root: of those that hold nothing, the newest few."""
@@ -98,37 +101,32 @@ class PrefixTree(Paths):
     def peek(self, namespace: Namespace, storage: tuple[tuple[str, str], ...]) -> Root | None:
         """The root of a namespace if there is one; makes none."""
         root = self.roots.get(namespace.digest)
-        if root is None and self.restored:
-            key = root_key(namespace.digest, (*storage, *self.generations.get(namespace.digest, self.generation)))
-            root = self.restored.get(key)
+        if root is None and len(self.known) > len(self.roots) + self.retired:
+            root = self.known.get(self._key(namespace, storage))
         return root
 
     def forget_root(self, root: Root) -> None:
         """Forget a root that holds nothing: there may be as many as tenants ever were."""
         if root.leases or root.children or root.tails or root.records or root.shorts:
             return
-        if root.retired:
-            self.retired = [other for other in self.retired if other is not root]
-        elif root.namespace is not None:
-            self.roots.pop(root.namespace.digest, None)
-        else:
-            self.restored.pop(root.key, None)
+        if self.known.get(root.key) is root:
+            del self.known[root.key]
+            self.retired -= root.retired
+            if root.namespace is not None and not root.retired:
+                del self.roots[root.namespace.digest]
 
     def retire(self, root: Root) -> None:
         """No request finds this root any more; its leases go on, and what they commit is seen by nobody."""
-        if root.namespace is not None:
-            self.roots.pop(root.namespace.digest, None)
-        else:
-            self.restored.pop(root.key, None)
-        root.retired = True
-        self.retired.append(root)
         self.forget_root(root)
+        if self.known.get(root.key) is root:
+            if root.namespace is not None:
+                del self.roots[root.namespace.digest]
+            root.retired = True
+            self.retired += 1
 
     def all_roots(self) -> Iterator[Root]:
         """Roots of all namespaces, also of those only known from a disk index."""
-        yield from self.roots.values()
-        yield from self.restored.values()
-        yield from self.retired
+        return iter(self.known.values())
 
     # pins
 

@@ -10,9 +10,6 @@ import numpy.typing as npt
 PageId = NewType("PageId", int)
 """Index of a device page in the pool."""
 
-HostSlot = NewType("HostSlot", int)
-"""Index of a quarter-chunk unit in a host arena; a whole chunk takes four, starting at a multiple of four."""
-
 ChunkKey = NewType("ChunkKey", bytes)
 """SHA-256 over namespace, shard, parent and tokens: the name of a chunk in a keyed tier (32 bytes)."""
 

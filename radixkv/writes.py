@@ -4,7 +4,6 @@ whom in both tiers. Never hotter leaves for colder ones, or two records would pu
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from radixkv.core import Flight
@@ -12,7 +11,6 @@ from radixkv.keys import chunk_key
 from radixkv.node import DISK, HOST, ChunkRecord, Root, State
 from radixkv.plan import Done, NamePlan, Outcome, WritePlan
 from radixkv.residency import Residency
-from radixkv.slots import QUARTERS
 
 
 def reused(record: ChunkRecord) -> bool:
@@ -29,7 +27,6 @@ class Writes:
         self.residency = residency
         self.core = residency.core
         self.tree = residency.tree
-        self.dirty: deque[ChunkRecord] = deque()  # readable in the host, not yet offered to disk, oldest first
         self.spilling = 0  # copies from the device to staging under way: each is followed by a write
         self.flushing = 0  # flushes under way: until they end no host chunk without a disk copy is given up
         self.waits = False  # the last search passed over a leaf only because of what uses it, or writes it down
@@ -37,23 +34,36 @@ class Writes:
 
     # room
 
+    def _enter(
+        self, record: ChunkRecord, tier: int, take: Callable[[], bool | None], stays: Callable[[ChunkRecord], bool]
+    ) -> bool:
+        """The record enters the tier, if need be at the cost of colder leaves but for those that ``stays``. take: takes
+        what it needs there, False where something has to go first, None where that is of no use.
+        """
+        residency = self.residency
+        residency.claim_parent(record, tier)
+        record.busy += 1
+        while (taken := take()) is False and (victim := self._victim(tier, record, stays)) is not None:
+            self.core.counters.host_evicted += tier == HOST
+            self.core.counters.disk_evicted += tier == DISK
+            residency.drop(victim, tier)
+        record.busy -= 1
+        if taken:
+            residency.enter(record, tier)
+        else:
+            residency.claim_parent(record, tier, -1)
+        return bool(taken)
+
     def to_host(self, record: ChunkRecord) -> bool:
-        """A place in the host tier for a record that can be there, if need be at the cost of colder leaves."""
-        residency, slots = self.residency, self.core.slots
+        """A place in the host tier for a record that can be there."""
         if record.tiers[HOST].state or (record.parent is not None and not record.parent.tiers[HOST].state):
             return False
-        units = slots.units(residency.tokens(record))
-        residency.claim_parent(record, HOST)
-        while (slot := slots.take(units)) is None:
-            victim = self._victim(HOST, record, self._still_needed) if slots.chunks else None
-            if victim is None:
-                residency.claim_parent(record, HOST, -1)
-                return False
-            self.core.counters.host_evicted += 1
-            residency.drop(victim, HOST)
-        record.slot = slot
-        residency.enter(record, HOST)
-        return True
+
+        def take() -> bool:
+            record.slot = self.core.slots.take(self.residency.tokens(record))
+            return record.slot >= 0
+
+        return self._enter(record, HOST, take, self._still_needed)
 
     def _still_needed(self, record: ChunkRecord) -> bool:
         """A victim that disk does not have is written first, and gives way later; where the write is refused it goes,
@@ -66,27 +76,7 @@ class Writes:
         record.busy -= 1
         return started or self.flushing > 0
 
-    def _on_disk(self, record: ChunkRecord, need: int) -> bool:
-        """Make ``need`` bytes for ``record`` fit under the disk tier's budget; strays go before any record."""
-        stored, disk = self.residency.stored, self.core.disk
-        assert disk is not None
-        if need > disk.capacity_bytes:
-            return False
-        while stored.used_bytes + need > disk.capacity_bytes:
-            deleted = stored.delete_stray()
-            if deleted is None:
-                victim = self._victim(DISK, record)
-                if victim is None:
-                    return False
-                self.core.counters.disk_evicted += 1
-                self.residency.drop(victim, DISK)
-            elif not deleted:
-                return False
-        return True
-
-    def _victim(
-        self, tier: int, wanted: ChunkRecord, stays: Callable[[ChunkRecord], bool] = lambda record: False
-    ) -> ChunkRecord | None:
+    def _victim(self, tier: int, wanted: ChunkRecord, stays: Callable[[ChunkRecord], bool]) -> ChunkRecord | None:
         """The leaf of the tier to give up for ``wanted``: one behind a hole, else the coldest that is no hotter. Leaves
         in use, and those that ``stays`` says are to stay, are passed over.
         """
@@ -131,24 +121,18 @@ class Writes:
 
     def _came(self, record: ChunkRecord, tier: int) -> None:
         if tier == HOST and self.core.disk is not None and not record.tiers[DISK].state:
-            if len(self.dirty) > 2 * self.core.slots.chunks * QUARTERS:
-                self.dirty = deque(r for r in self.dirty if self._is_dirty(r))
-            self.dirty.append(record)
-
-    @staticmethod
-    def _is_dirty(record: ChunkRecord) -> bool:
-        return record.tiers[HOST].state is State.READY and not record.tiers[DISK].state
+            self.residency.dirty[record] = None
 
     def ahead(self, share: float) -> None:
         """Start writing the oldest host chunks that disk does not have, until they are at most ``share`` of the host
         cache, or one is refused.
         """
-        keep = int(share * self.core.slots.chunks)
-        while len(self.dirty) > keep:
-            record = self.dirty[0]
-            if self._is_dirty(record) and not self.unwanted(record) and not self.write(record):
+        keep, dirty = int(share * self.core.slots.chunks), self.residency.dirty
+        while len(dirty) > keep:
+            record = next(iter(dirty))
+            if not self.unwanted(record) and not self.write(record):
                 return
-            self.dirty.popleft()
+            dirty.pop(record, None)
 
     def write(self, record: ChunkRecord) -> bool:
         """Host to disk, missing ancestors first. True: stored or under way."""
@@ -187,26 +171,28 @@ class Writes:
         return False
 
     def _reserve(self, record: ChunkRecord) -> bool:
-        core, residency = self.core, self.residency
-        assert core.disk is not None
+        core, stored, disk = self.core, self.residency.stored, self.core.disk
+        assert disk is not None
         if record.key is None:
             parent, data = self.tree.storage_parent(record), self.tree.record_tokens(record)
             record.key = chunk_key(parent, *core.media.stored(data))
-        if record.key in residency.stored.keys:
+        if record.key in stored.keys:
             record.refused_at = self.tree.record_use(record)
             return False
-        raw = residency.tokens(record) * core.layout.token_bytes
-        need = core.disk.footprint(raw)
-        residency.claim_parent(record, DISK)
-        record.busy += 1
-        room = self._on_disk(record, need)
-        record.busy -= 1
-        if not room:
-            residency.claim_parent(record, DISK, -1)
+        need = disk.footprint(self.residency.bytes(record))
+
+        def take() -> bool | None:
+            while stored.used_bytes + need > disk.capacity_bytes:
+                if not stored.strays:  # they go before any record
+                    return False if need <= disk.capacity_bytes else None
+                if not stored.delete_stray():
+                    return None
+            return True
+
+        if not self._enter(record, DISK, take, lambda other: False):
             return False
-        residency.stored.put(record.key, need, raw)
+        stored.put(record.key, need, self.residency.bytes(record))
         record.disk_bytes = need
-        residency.enter(record, DISK)
         return True
 
     def submit(self, record: ChunkRecord, slot: int, *, staging: bool) -> bool:
@@ -220,7 +206,7 @@ class Writes:
         plan = WritePlan(core.plan_id(), slot, record.key, parent, root.key, tokens, use, staging, media)
         if not core.submit(Flight(plan, self._written, record)):
             core.counters.write_refused += 1
-            self.residency.unreserve(record)
+            self.residency.drop(record, DISK)
             return False
         self.residency.stored.replaced(record.key)
         record.tiers[DISK].plan = plan.id

@@ -39,7 +39,8 @@ def _common(a: bytes, b: bytes) -> int:
 def bounds(world: World, ns: Namespace, key: bytes) -> Bounds:
     """Bounds for a prompt with token bytes ``key``."""
     core, size, chunk = world.core, world.layout.page_tokens, world.layout.chunk_tokens
-    root = core.tree.roots.get(ns.digest) or core.tree.restored.get(root_key(ns.digest, core.storage))
+    root = core.tree.roots.get(ns.digest) or core.tree.known.get(root_key(ns.digest, core.storage))
+    root = None if root is None or root.retired else root
     device = 0
     pieces: list[_Piece] = []
     todo: list[tuple[Node, bytes]] = [(root, b"")] if root is not None else []

@@ -101,11 +101,11 @@ MUTATIONS = (
         "room for a child is made by evicting its parent",
         "radixkv/writes.py",
         (
-            ("        residency.claim_parent(record, HOST)\n", ""),
-            ("                residency.claim_parent(record, HOST, -1)\n", ""),
+            ("        residency.claim_parent(record, tier)\n        record", "        record"),
+            ("        else:\n            residency.claim_parent(record, tier, -1)\n", ""),
             (
-                "        record.slot = slot\n",
-                "        residency.claim_parent(record, HOST)\n        record.slot = slot\n",
+                "            residency.enter(record, tier)\n",
+                "            residency.claim_parent(record, tier)\n            residency.enter(record, tier)\n",
             ),
         ),
     ),
