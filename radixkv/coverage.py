@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import msgspec
 
 from radixkv.match import Found
 from radixkv.node import HOST, ChunkRecord, Node, Root, State, common_tokens
 from radixkv.residency import Residency
+from radixkv.tree import PrefixTree
 from radixkv.types import Tokens
 
 BRANCHES = 16
@@ -30,19 +34,6 @@ class Part(msgspec.Struct, eq=False):
     from_disk: bool = False
 
 
-class _Best(msgspec.Struct, eq=False):
-    """The record that carries chunk ``index`` furthest past ``covered`` tokens."""
-
-    residency: Residency
-    index: int
-    covered: int
-    record: ChunkRecord | None = None
-
-    def offer(self, record: ChunkRecord, covered: int) -> None:
-        if record.index == self.index and covered > self.covered and self.residency.readable(record):
-            self.covered, self.record = covered, record
-
-
 def cover(residency: Residency, root: Root, found: Found, tokens: Tokens, have: int) -> tuple[list[Part], int]:
     """Parts to load beyond the device's ``have`` tokens, in order, and the tokens covered with them (at least
     ``have``).
@@ -60,61 +51,47 @@ def cover(residency: Residency, root: Root, found: Found, tokens: Tokens, have: 
             page = record.end
             index += 1
     covered = max(have, page * tree.page_tokens)
-    best = _Best(residency, index, covered)
-    _offer_path(best, root, found, tokens)
-    _offer_branches(best, root, found, tokens)
-    if best.record is not None:
-        end = -(-best.covered // tree.page_tokens)
-        parts.append(Part(best.record, page - index * tree.chunk_pages, end - page))
-        covered = best.covered
+    best, covered = _furthest(residency, root, found, tokens, index, covered)
+    if best is not None:
+        parts.append(Part(best, page - index * tree.chunk_pages, -(-covered // tree.page_tokens) - page))
     return parts, covered
 
 
-def _offer_path(best: _Best, root: Root, found: Found, tokens: Tokens) -> None:
-    """Records of the chunk on the path itself: short ones, and whole ones whose end lies past the match."""
-    tree = best.residency.tree
+def _furthest(
+    residency: Residency, root: Root, found: Found, tokens: Tokens, index: int, covered: int
+) -> tuple[ChunkRecord | None, int]:
+    """The record that carries chunk ``index`` furthest past ``covered`` tokens, and how far; None: none does."""
+    tree, best = residency.tree, None
+    first = index * tree.chunk_pages * tree.page_tokens
+    said = tokens[first : first + tree.chunk_pages * tree.page_tokens]
+    for node in _near(tree, root, found, tokens, index, covered):
+        at = index - node.start // tree.chunk_pages
+        for record in (*(node.records or ())[at : at + 1], *(node.shorts or ())):
+            if record.index == index and residency.readable(record):
+                end = first + common_tokens(tree.record_tokens(record), 0, said)
+                if end > covered:
+                    best, covered = record, end
+    return best, covered
+
+
+def _near(tree: PrefixTree, root: Root, found: Found, tokens: Tokens, index: int, covered: int) -> Iterator[Node]:
+    """Nodes whose records of chunk ``index`` may carry it past ``covered`` tokens: those of the path (short records,
+    and whole ones whose end lies past the match), then other branches, whose records hold the shared head too.
+    """
+    path = (root, *found.path)
+    yield from (node for node in path if node.end >= index * tree.chunk_pages)
     limit = found.pages * tree.page_tokens + found.extra
-    last = found.path[-1] if found.path else root
-    for node in (root, *found.path):
-        if node.end < best.index * tree.chunk_pages:
-            continue
-        for record in node.shorts or ():
-            if record.index != best.index:
-                continue
-            if record.end <= found.pages:
-                at = record.end * tree.page_tokens
-                best.offer(record, at + common_tokens(record.tail, 0, tokens[at:]))
-            elif node is last:
-                best.offer(record, limit)
-        if node is last and found.within >= 0:
-            for record in node.records or ():
-                if record.end > found.pages:
-                    best.offer(record, limit)
-
-
-def _offer_branches(best: _Best, root: Root, found: Found, tokens: Tokens) -> None:
-    """Other branches' records hold the shared head of the chunk too."""
-    tree = best.residency.tree
-    last = found.path[-1] if found.path else root
-    limit = found.pages * tree.page_tokens + found.extra
-    at = found.pages * tree.page_tokens
-    page = tokens[at : at + tree.page_tokens]
-
-    def shared(child: Node) -> int:
-        if found.within >= 0:
-            return limit
-        return limit + common_tokens(child.edge, 0, page)
-
-    todo = [(child, shared(child)) for child in tree.newest_children(last)]
+    token = tokens[limit : limit + 1].tobytes() if found.within < 0 else b""
+    todo = deque(
+        child for child in tree.newest_children(path[-1]) if limit > covered or (token and child.edge.startswith(token))
+    )
     for _ in range(BRANCHES):
         if not todo:
             return
-        node, covered = todo.pop(0)
-        if node.start >= (best.index + 1) * tree.chunk_pages or covered <= best.covered:
-            continue
-        for record in (*(node.records or ())[:1], *(node.shorts or ())):
-            best.offer(record, covered)
-        todo += [(child, covered) for child in tree.newest_children(node)]
+        node = todo.popleft()
+        if node.start < (index + 1) * tree.chunk_pages:
+            yield node
+            todo += tree.newest_children(node)
 
 
 def host_tokens(parts: list[Part], found: Found, page_tokens: int, have: int, covered: int) -> int:
