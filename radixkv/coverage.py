@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-
 import msgspec
 
 from radixkv.match import Found
-from radixkv.node import HOST, ChunkRecord, Node, Root, State, common_tokens
+from radixkv.node import HOST, ChunkRecord, Root, State, common_tokens
 from radixkv.residency import Residency
-from radixkv.tree import PrefixTree
 from radixkv.types import Tokens
 
 BRANCHES = 16
@@ -60,38 +56,33 @@ def cover(residency: Residency, root: Root, found: Found, tokens: Tokens, have: 
 def _furthest(
     residency: Residency, root: Root, found: Found, tokens: Tokens, index: int, covered: int
 ) -> tuple[ChunkRecord | None, int]:
-    """The record that carries chunk ``index`` furthest past ``covered`` tokens, and how far; None: none does."""
+    """The record that carries chunk ``index`` furthest past ``covered`` tokens, and how far; None: none does.
+
+    On the path these are short records, and whole ones whose end lies past the match; then come records of other
+    branches, which hold the shared head of the chunk too.
+    """
     tree, best = residency.tree, None
-    first = index * tree.chunk_pages * tree.page_tokens
+    start, path = index * tree.chunk_pages, (root, *found.path)
+    limit, first = found.pages * tree.page_tokens + found.extra, start * tree.page_tokens
     said = tokens[first : first + tree.chunk_pages * tree.page_tokens]
-    for node in _near(tree, root, found, tokens, index, covered):
+    page = tokens[limit : limit + tree.page_tokens] if found.within < 0 else tokens[:0]
+    near = [(node, len(tokens)) for node in path if node.end >= start]  # and what they can have in common at most
+    above = len(near)
+    near += [(child, limit + common_tokens(child.edge, 0, page)) for child in tree.newest_children(path[-1])]
+    for number, (node, most) in enumerate(near):  # it grows by the way
+        if number == above + BRANCHES:
+            break
+        if most <= covered or node.start >= start + tree.chunk_pages:
+            continue
         at = index - node.start // tree.chunk_pages
         for record in (*(node.records or ())[at : at + 1], *(node.shorts or ())):
             if record.index == index and residency.readable(record):
                 end = first + common_tokens(tree.record_tokens(record), 0, said)
                 if end > covered:
                     best, covered = record, end
+        if number >= above:
+            near += [(child, most) for child in tree.newest_children(node)]
     return best, covered
-
-
-def _near(tree: PrefixTree, root: Root, found: Found, tokens: Tokens, index: int, covered: int) -> Iterator[Node]:
-    """Nodes whose records of chunk ``index`` may carry it past ``covered`` tokens: those of the path (short records,
-    and whole ones whose end lies past the match), then other branches, whose records hold the shared head too.
-    """
-    path = (root, *found.path)
-    yield from (node for node in path if node.end >= index * tree.chunk_pages)
-    limit = found.pages * tree.page_tokens + found.extra
-    token = tokens[limit : limit + 1].tobytes() if found.within < 0 else b""
-    todo = deque(
-        child for child in tree.newest_children(path[-1]) if limit > covered or (token and child.edge.startswith(token))
-    )
-    for _ in range(BRANCHES):
-        if not todo:
-            return
-        node = todo.popleft()
-        if node.start < (index + 1) * tree.chunk_pages:
-            yield node
-            todo += tree.newest_children(node)
 
 
 def host_tokens(parts: list[Part], found: Found, page_tokens: int, have: int, covered: int) -> int:
