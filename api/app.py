@@ -60,7 +60,13 @@ def app_of(service: Service) -> FastAPI:
         handlers.setdefault(call.path, {})[call.method] = getattr(service, methods.get(call.name, call.name))
     for path, by_method in handlers.items():
         app.add_route(path, _endpoint(path, by_method), methods=[*by_method])
-    app.add_middleware(_Measured, service=service)
+    fixed = {
+        (path, method): handler
+        for path, by_method in handlers.items()
+        for method, handler in by_method.items()
+        if "{" not in path
+    }
+    app.add_middleware(_Calls, service=service, handlers=fixed)
     for kind, handler in _ERRORS.items():
         app.add_exception_handler(kind, handler)
     return app
@@ -77,12 +83,15 @@ def _endpoint(path: str, by_method: dict[str, Handler]) -> Handler:
     return endpoint
 
 
-class _Measured:
-    """Counts and times requests by route."""
+class _Calls:
+    """Counts and times requests by route. What has a path of its own is answered here: the layers below find out by
+    search what is one look-up in a table, for as long as a lookup of the cache takes.
+    """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, handlers: dict[tuple[str, str], Handler]) -> None:
         self._app = app
         self._service = service
+        self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,10 +107,30 @@ class _Measured:
                 status = message["status"]
             await send(message)
 
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        handler = self._handlers.get((path, scope["method"]))
         try:
-            await self._app(scope, receive, noted)
+            if handler is None:
+                await self._app(scope, receive, noted)
+            else:
+                scope[ROUTE] = path
+                response = await _answer(handler, Request(scope, receive))
+                status = response.status_code
+                await response(scope, receive, send)
         finally:
             self._service.metrics.answered(scope.get(ROUTE, OTHER), status, time.perf_counter() - began)
+
+
+async def _answer(handler: Handler, request: Request) -> Response:
+    """The answer to a call, or to its error. A defect is for the outermost layer."""
+    try:
+        return await handler(request)
+    except ProblemError as error:
+        return error.response()
+    except RadixKVError as error:
+        return await _refused(request, error)
+    except ClientGoneError as error:
+        return await _gone(request, error)
 
 
 async def _problem(request: Request, error: Exception) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -33,6 +33,7 @@ worse: one holder that was stopped inside the lock sent 200 there.
 
 _encode = msgspec.json.Encoder().encode
 
+Asked: TypeAlias = Sequence[tuple[rest.NamespaceName, Tokens | str | list[int]]]
 Prompts: TypeAlias = list[tuple[Namespace, Tokens]]
 
 
@@ -67,7 +68,7 @@ class Lookups:
         if not self._backend.quick or len(body) > QUICK_BYTES:
             return None
         asked = parse_lookup(body)
-        if asked is None or len(asked.prompts) > QUICK_PROMPTS:
+        if asked is None or len(asked) > QUICK_PROMPTS:
             return None
         prompts = self._prompts(asked, caller)
         return prompts if sum([len(tokens) for _, tokens in prompts]) <= QUICK_TOKENS else None
@@ -76,7 +77,9 @@ class Lookups:
         """What a thread does to answer any lookup. It raises ProblemError."""
 
         def work(stop: Stop) -> bytes:
-            asked = parse_lookup(body) or parse(body, rest.LookupRequest)
+            asked: Asked | None = parse_lookup(body)
+            if asked is None:
+                asked = [(prompt.namespace, prompt.tokens) for prompt in parse(body, rest.LookupRequest).prompts]
             found = []
             for space, tokens in self._prompts(asked, caller):
                 if stop.asked:
@@ -86,13 +89,13 @@ class Lookups:
 
         return work
 
-    def _prompts(self, asked: rest.LookupRequest, caller: Caller) -> Prompts:
+    def _prompts(self, asked: Asked, caller: Caller) -> Prompts:
         """As the cache takes them. Raises ProblemError."""
         out = []
         count = 0
-        for i, prompt in enumerate(asked.prompts):
-            space = namespace_of(prompt.namespace, caller, f"$.prompts[{i}].namespace")
-            out.append((space, tokens_of(prompt.tokens, f"$.prompts[{i}].tokens")))
+        for i, (name, tokens) in enumerate(asked):
+            space = namespace_of(name, caller, f"$.prompts[{i}].namespace")
+            out.append((space, tokens_of(tokens, f"$.prompts[{i}].tokens")))
             count += len(out[-1][1])
         check_count(count, self._max_tokens)
         return out

@@ -16,11 +16,29 @@ from radixkv.errors import ConfigError
 from radixkv.keys import Namespace
 from radixkv.types import TOKEN_BYTES, Tokens
 
+NAMED = 64
+"""Namespaces remembered for each caller at most."""
+NAMED_TEXT = 1024
+"""Characters of the names of one that is."""
+
 
 def namespace_of(name: rest.NamespaceName, caller: Caller, where: str) -> Namespace:
     """The namespace a request names, with the caller's salt. Raises ProblemError: 422 for one that is none, 403 for
     another tenant's, whether there is such a namespace or not.
     """
+    key = (name.model, name.revision, name.adapter, name.kv_format, name.salt, name.salt_base64)
+    known = caller.named.get(key)
+    if known is not None:
+        return known
+    found = _namespace_of(name, caller, where)
+    if sum(map(len, key)) <= NAMED_TEXT:
+        if len(caller.named) >= NAMED:
+            caller.named.clear()
+        caller.named[key] = found
+    return found
+
+
+def _namespace_of(name: rest.NamespaceName, caller: Caller, where: str) -> Namespace:
     salt = name.salt.encode()
     if name.salt_base64:
         if salt:
@@ -36,8 +54,10 @@ def namespace_of(name: rest.NamespaceName, caller: Caller, where: str) -> Namesp
         raise _invalid(f"{error} - at `{where}`") from None
 
 
-def tokens_of(tokens: list[int] | str, where: str) -> Tokens:
-    """Token ids as the cache takes them; a list has been checked already. Raises ProblemError: 422."""
+def tokens_of(tokens: list[int] | str | Tokens, where: str) -> Tokens:
+    """Token ids as the cache takes them; a list or an array has been checked already. Raises ProblemError: 422."""
+    if isinstance(tokens, np.ndarray):
+        return tokens
     if isinstance(tokens, list):
         return np.frombuffer(struct.pack(f"{len(tokens)}i", *tokens), np.int32)  # a third of an array's own time
     raw = _decode(tokens, where)

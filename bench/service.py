@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 PROMPT_TOKENS = 2048
 TURN_S = 3.0
@@ -108,6 +110,15 @@ def server(kind: str) -> Iterator[tuple[str, int]]:
             process.stdout.close()
 
 
+def engine_steps(url: str) -> float:
+    """Steps of the engine beside the service so far: requests that the cache has acquired."""
+    request = Request(f"{url}/metrics", headers={"authorization": f"Bearer {TOKEN}"})
+    with urlopen(request) as answer:
+        found = re.search(rb"^radixkv:num_requests_total (\S+)", answer.read(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 def prompts() -> list[list[int]]:
     """Prompts that share a beginning, as chats do."""
     source = random.Random(7)
@@ -128,6 +139,7 @@ def compare(seconds: float, clients: int) -> dict[str, object]:
     requests = lookups()
     tallies = {"service": Tally(), "echo": Tally()}
     health = {"service": Tally(), "echo": Tally()}
+    stepped: dict[str, list[float]] = {"service": [], "echo": []}
     ratios = []
     with server("service") as (ours, _), server("echo") as (echo, _):
         for url in (ours, echo):  # connections, caches and code are warm from here on
@@ -137,7 +149,9 @@ def compare(seconds: float, clients: int) -> dict[str, object]:
             round_p99 = {}
             for name, url in (("service", ours), ("echo", echo)):
                 now = Tally()
+                steps, began = engine_steps(ours), time.perf_counter()
                 asyncio.run(turn(url, requests, clients, min(TURN_S, seconds), now, health[name]))
+                stepped[name].append((engine_steps(ours) - steps) / (time.perf_counter() - began))
                 tallies[name].seconds += now.seconds
                 tallies[name].statuses += now.statuses
                 round_p99[name] = now.p(0.99)
@@ -150,6 +164,7 @@ def compare(seconds: float, clients: int) -> dict[str, object]:
             "p50_ms": round(1e3 * tally.p(0.5), 2),
             "p99_ms": round(1e3 * tally.p(0.99), 2),
             "health_max_ms": round(1e3 * max(health[name].seconds), 2),
+            "engine_steps_per_s": round(statistics.median(stepped[name])),
         }
     out["p99_ratio"] = round(tallies["service"].p(0.99) / tallies["echo"].p(0.99), 3)
     out["p99_ratio_median_of_turns"] = round(statistics.median(ratios), 3)

@@ -96,6 +96,9 @@ def _walk(tree: PrefixTree, node: Node, tokens: Tokens) -> Found:
         path.append(child)
         node = child
         end = child.end * size
+        if end == at + size:  # its key is its whole edge
+            at = end
+            continue
         part = tokens[at:end]
         if end > n or not child.edge.startswith(part):  # type: ignore[arg-type]  # see common_tokens
             within, extra = divmod(common_tokens(child.edge, 0, part), size)

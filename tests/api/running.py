@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -136,6 +139,17 @@ def health_seconds(url: str, count: int) -> list[float]:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
             seconds.append(time.perf_counter() - began)
         return seconds
+
+
+def body_of(*prompts: list[int] | str, **name: str) -> bytes:
+    """A lookup of prompts in one namespace."""
+    space = {"model": "model", **name}
+    return json.dumps({"prompts": [{"namespace": space, "tokens": tokens} for tokens in prompts]}).encode()
+
+
+def packed(tokens: list[int]) -> str:
+    """Tokens as base64."""
+    return base64.b64encode(struct.pack(f"<{len(tokens)}i", *tokens)).decode()
 
 
 def lookup_body(tokens: str, namespace: str = '{"model": "model"}') -> bytes:

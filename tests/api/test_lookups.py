@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,20 +10,16 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from radixkv.api import ServiceConfig, TenantToken, create_app, lookups
 from radixkv.api.app import store_app
-from radixkv.api.bodies import parse, parse_lookup
+from radixkv.api.bodies import parse_lookup
 from radixkv.api.opening import close_backend
-from radixkv.api.problems import ProblemError
 from radixkv.api.store import StoreBackend
 from radixkv.client import Client
 from radixkv.errors import ConfigError, InvalidTokens, RadixKVError
-from radixkv.rest import LookupRequest
 from radixkv.tiers.readonly import open_read_only
-from tests.api.running import CONFIG, TOKEN, Running, health_seconds, over, running
+from tests.api.running import CONFIG, TOKEN, Running, body_of, health_seconds, over, packed, running
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, Driver, prompt
 from tests.harness.threads import Crew
@@ -59,15 +52,6 @@ def held(drive: Drive) -> Iterator[tuple[Driver, Running]]:
     driver.run(prompt(40))
     with over(driver.cache) as found:
         yield driver, found
-
-
-def body_of(*prompts: list[int] | str, **name: str) -> bytes:
-    space = {"model": "model", **name}
-    return json.dumps({"prompts": [{"namespace": space, "tokens": tokens} for tokens in prompts]}).encode()
-
-
-def packed(tokens: list[int]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(tokens)}i", *tokens)).decode()
 
 
 SMALL = {
@@ -276,39 +260,6 @@ def test_try_lookup(drive: Drive) -> None:
     with pytest.raises(RadixKVError, match="closed"):
         cache.try_lookup(NS, prompt(41))
     Crew([driver.core.lock.acquire]).join()
-
-
-PIECES = rb""""model" "m" "salt" "revision" "" "AAAA" "tokens" "namespace" "prompts" { } [ ] , : 1 -0 1.0 1e2 01
-2147483648 null true NaN \u0041 \ud800 \"""".split()
-MEMBERS = b""""salt":"a", "salt":"", "model":"n", "revision":"", "tokens":[2], "tokens":"",""".split()
-PIECES += [b" ", b"\t", b"\x00", "é".encode(), b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf"]
-
-
-@given(
-    st.sampled_from([body_of([1]), body_of([1, 2], packed([3])), body_of([1], salt="s", revision="é")]),
-    st.lists(
-        st.tuples(st.integers(0, 31), st.sampled_from([0, 0, 1]), st.sampled_from(PIECES) | st.sampled_from(MEMBERS)),
-        max_size=3,
-    ),
-)
-@settings(max_examples=1500, deadline=None)
-def test_one_pass_decodes_what_the_strict_parser_does(body: bytes, edits: list[tuple[int, int, bytes]]) -> None:
-    """It may leave a body to ``parse``, never take one that ``parse`` refuses or reads differently."""
-    for where, gone, piece in edits:
-        ends = [i + 1 for i, byte in enumerate(body) if byte in b'{[:,"']  # where an insertion may well be JSON
-        at = ends[where % len(ends)] if ends else 0
-        body = body[:at] + piece + body[at + gone :]
-    quick = parse_lookup(body)
-    if quick is not None:
-        assert quick == parse(body, LookupRequest)
-
-
-@pytest.mark.parametrize("twice", [b'"model": "a", ', b'"salt": "", ', b'"salt": "", "salt": "", '])
-def test_a_key_that_stands_twice_is_left_to_the_strict_parser(twice: bytes) -> None:
-    body = body_of([1], salt="b").replace(b'"model"', twice + b'"model"', 1)
-    assert parse_lookup(body) is None
-    with pytest.raises(ProblemError, match="twice"):
-        parse(body, LookupRequest)
 
 
 def test_what_the_client_sends_is_decoded_in_one_pass(held: tuple[Driver, Running], on_threads: Count) -> None:
