@@ -121,7 +121,7 @@ def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
         packed = tokens.strides == (4,) or tokens.shape == (1,)  # a single token may have any stride
         if packed and len(tokens) <= MAX_TOKENS:
             return tokens, False
-    return as_tokens(tokens), True
+    return _converted(tokens), True
 
 
 def check_signs(tokens: Tokens, first: int = 0, data: bytes = b"") -> None:
@@ -141,13 +141,17 @@ def as_tokens(tokens: Any) -> Tokens:
     InvalidTokens, naming the position, for a negative or too large token, a bool, float, str or None, and for more than
     ``MAX_TOKENS`` tokens.
     """
+    array, checked = plain_tokens(tokens)
+    if not checked:
+        check_signs(array)
+    return array
+
+
+def _converted(tokens: Any) -> Tokens:
     if isinstance(tokens, np.ma.MaskedArray):  # its min and max pass over what is masked
         raise InvalidTokens("tokens must not be masked")
     if isinstance(tokens, np.ndarray):
         array = tokens
-        plain = array.dtype == INT32 and array.ndim == 1 and array.flags.c_contiguous and len(array) <= MAX_TOKENS
-        if plain and (not len(array) or array.item(array.argmin()) >= 0):
-            return array
     elif isinstance(tokens, (list, tuple, range)):
         return _from_sequence(tokens)
     elif hasattr(tokens, "__array__"):

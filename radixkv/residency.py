@@ -127,7 +127,7 @@ class Residency:
         self.landed: tuple[list[ChunkRecord], list[ChunkRecord]] = ([], [])
         self.chunks = [0, 0]  # records with a state in the tier
         self.dirty: OrderedDict[ChunkRecord, None] = OrderedDict()  # readable in the host, not yet offered to disk
-        self.on_ready: list[Callable[[ChunkRecord, int], None]] = []  # told of records that are readable in a tier now
+        self.came_back: Callable[[ChunkRecord], object] = lambda record: None  # told of records readable on disk now
         core.idle = self.idle
 
     # what may be served
@@ -196,8 +196,10 @@ class Residency:
         record.failures = 0
         self.holes[tier].pop(record, None)
         self._drop_covered(record, tier)
-        for tell in self.on_ready:
-            tell(record, tier)
+        if tier == DISK:
+            self.came_back(record)
+        elif self.core.disk is not None and not record.tiers[DISK].state:
+            self.dirty[record] = None
         self.offer(record, tier)
 
     def _drop_covered(self, record: ChunkRecord, tier: int) -> None:

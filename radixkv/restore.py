@@ -48,7 +48,7 @@ class Restore:
         tree.now = latest
         self.open = True
         if self.orphans:
-            self.residency.on_ready.append(self._came_back)
+            self.residency.came_back = self._came_back
 
     def _sound(self, row: IndexRow) -> bool:
         layout = self.residency.core.layout
@@ -60,9 +60,8 @@ class Restore:
             and row.key == chunk_key(row.parent, row.tokens, row.media)
         )
 
-    def _came_back(self, record: ChunkRecord, tier: int) -> None:
-        if tier == DISK and record.key in self.orphans:
-            assert record.key is not None
+    def _came_back(self, record: ChunkRecord) -> None:
+        if record.key is not None and record.key in self.orphans:
             self._place_below(self.tree.root_of(record.node), record, record.key)
 
     def _place_below(self, root: Root, parent: ChunkRecord | None, key: bytes) -> None:
@@ -86,10 +85,12 @@ class Restore:
         node: Node = root if parent is None else parent.node.at(parent.end)
         if pages:
             node, _ = tree.insert(node, depth, key[:cut], None, row.last_use)
-        end, tail, whole = depth + pages, key[cut:], tokens == tree.chunk_pages * tree.page_tokens
-        there = (node.records if whole else node.shorts) or []
-        record = next((r for r in there if (r.index, r.end, r.tail) == (index, end, tail)), None)
-        record = record or tree.attach(ChunkRecord(parent, index, end, tail, node, short=not whole))
+        end, tail = depth + pages, key[cut:]
+        if pages == tree.chunk_pages:
+            record = tree.record(node, index, make=True)
+        else:
+            record = next((r for r in node.shorts or () if (r.end, r.tail) == (end, tail)), None)
+        record = record or tree.attach(ChunkRecord(parent, index, end, tail, node, short=True))
         assert not record.tiers[DISK].state, "another row of the same tokens has the same key"
         record.key = ChunkKey(row.key)
         record.disk_bytes = row.stored_bytes

@@ -30,7 +30,6 @@ class Writes:
         self.spilling = 0  # copies from the device to staging under way: each is followed by a write
         self.flushing = 0  # flushes under way: until they end no host chunk without a disk copy is given up
         self.waits = False  # the last search passed over a leaf only because of what uses it, or writes it down
-        residency.on_ready.append(self._came)
 
     # room
 
@@ -118,10 +117,6 @@ class Writes:
         return None
 
     # writes
-
-    def _came(self, record: ChunkRecord, tier: int) -> None:
-        if tier == HOST and self.core.disk is not None and not record.tiers[DISK].state:
-            self.residency.dirty[record] = None
 
     def ahead(self, share: float) -> None:
         """Start writing the oldest host chunks that disk does not have, until they are at most ``share`` of the host
