@@ -91,12 +91,11 @@ def _clear_records(plane: Plane, records: list[ChunkRecord], tier: int) -> tuple
     keys: list[bytes | None] = []
     kept = 0
     for record in reversed(records):
-        residence = record.tiers[tier]
-        if residence.children or residence.state is not State.READY or plane.residency.in_use(record, tier):
-            kept += residence.state is not State.NONE
-        else:
+        if record.tiers[tier].leaf and not plane.residency.in_use(record, tier):
             keys.append(record.key)
             plane.residency.drop(record, tier)
+        else:
+            kept += record.tiers[tier].state is not State.NONE
     return keys, kept
 
 

@@ -39,6 +39,11 @@ class Residence:
     children: int = 0
     queued: bool = False
 
+    @property
+    def leaf(self) -> bool:
+        """Readable, and no record below it is in the tier: only such a one may leave it of its own."""
+        return self.state is State.READY and not self.children
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class ChunkRecord:

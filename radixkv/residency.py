@@ -25,7 +25,7 @@ from radixkv.types import ChunkKey
 def _unfit(tier: int, record: ChunkRecord) -> bool:
     """No leaf of the tier any more; it is not a candidate then."""
     residence = record.tiers[tier]
-    residence.queued = residence.state is State.READY and not residence.children
+    residence.queued = residence.leaf
     return not residence.queued
 
 
@@ -159,7 +159,7 @@ class Residency:
     def offer(self, record: ChunkRecord, tier: int) -> None:
         """Remember a leaf of the tier as a candidate."""
         residence = record.tiers[tier]
-        if residence.state is State.READY and not residence.children and not residence.queued:
+        if residence.leaf and not residence.queued:
             residence.queued = True
             self.victims[tier].push(record)
 

@@ -86,9 +86,8 @@ class Writes:
         residency, kept = self.residency, list[ChunkRecord]()
         rank, use = self.core.policy.rank, self.tree.record_use
         while (record := residency.victims[tier].pop()) is not None:
-            residence = record.tiers[tier]
-            residence.queued = False
-            if residence.state is not State.READY or residence.children:
+            record.tiers[tier].queued = False
+            if not record.tiers[tier].leaf:
                 continue
             if rank(use(record)) > rank(use(wanted)):
                 residency.offer(record, tier)
@@ -110,8 +109,7 @@ class Writes:
                 del residency.holes[tier][hole]
                 continue
             for record in residency.records_below(hole.node.at(hole.end)):
-                residence = record.tiers[tier]
-                behind = record.index > hole.index and residence.state is State.READY and not residence.children
+                behind = record.index > hole.index and record.tiers[tier].leaf
                 if behind and not residency.in_use(record, tier):
                     return record
         return None
