@@ -176,9 +176,9 @@ class Writes:
 
         def take() -> bool | None:
             while stored.used_bytes + need > disk.capacity_bytes:
-                if not stored.strays:  # they go before any record
-                    return False if need <= disk.capacity_bytes else None
-                if not stored.delete_stray():
+                if need <= disk.capacity_bytes and not stored.strays:  # they go before any record
+                    return False
+                if need > disk.capacity_bytes or not stored.delete_stray():
                     return None
             return True
 
