@@ -246,6 +246,8 @@ def _page(request: Request) -> tuple[int, str]:
     unknown = sorted(query.keys() - calls.NAMESPACES.query.keys())
     if unknown:
         raise ProblemError(422, "invalid-request", f"there is no parameter {ascii(unknown[0])[:80]}")
+    if len(query) < len(query.multi_items()):
+        raise ProblemError(422, "invalid-request", "a parameter stands twice")
     limit, after = query.get("limit", "100"), query.get("after", "")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4 and 1 <= int(limit) <= 1000):
         raise ProblemError(422, "invalid-request", "limit must be a number from 1 to 1000")

@@ -293,6 +293,7 @@ def test_listing_parameters(running: Running) -> None:
         "after=x",
         "after=",
         "sort=a",
+        "limit=1&limit=1",
     ):
         response = running.get(f"/v1/namespaces?{query}")
         assert response.status_code == 422, query
