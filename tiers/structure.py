@@ -35,6 +35,8 @@ _FREE_FLAGS = 8  # integer keys
 _ONE_FILE = 0x4000  # how the environment was made: LMDB keeps it here, for a store that was copied
 _LEVELS = 32
 
+_KEYS_AT_ONCE = 1 << 15
+
 _GAP_PAGES = 8
 """Pages between two wanted ones that are read along: cheaper than another request."""
 
@@ -150,11 +152,18 @@ class DataFile:
             self._bad(f"{name}: depth {depth}")
             return nodes
         level = np.array([root], np.uint64).astype(np.int64)
+        before = len(self.found.problems)
+        bounds = np.zeros(1, np.int64), np.zeros(1, np.int64)  # of each page: the key that all in it reach, its size
         for step in range(depth):
             level = level[self._claim(level, np.ones(len(level), np.int64), name)]
             self._will_need(level)
             kind = _LEAF if step == depth - 1 else _BRANCH
             owner, at, size, low, high, bits = self._nodes(level, kind, name)
+            starts, where = np.flatnonzero(np.diff(owner, prepend=-1)), owner * self.page_bytes + at
+            if len(self.found.problems) == before and len(starts) == len(bounds[0]):  # not if a page is named twice
+                if kind == _LEAF:
+                    self._check_order(starts, where, size, bounds, name, integers=flags == _FREE_FLAGS)
+                bounds = _put(where, starts, bounds[0]), _put(size, starts, bounds[1])  # a page's first has no key
             if kind == _BRANCH:
                 level = low | high << 16 | bits << 32
                 continue
@@ -201,11 +210,57 @@ class DataFile:
         at[~fits] = 0
         low, high, bits, size = (words[row, at // 2 + i].astype(np.int64) for i in range(4))
         fits &= at + _NODE_HEADER + size <= self.page_bytes
+        data = np.where(bits == _BIG, 8, low | high << 16) if kind == _LEAF else 0
+        self._check_tiling(row, at, _NODE_HEADER + size + data, name)
         good &= np.bincount(row[~fits], minlength=len(level)) == 0
         if not good.all():
             self._bad(f"{name}: {int((~good).sum())} pages make no sense")
         keep = good[row]
         return level[row[keep]], at[keep] + _NODE_HEADER, size[keep], low[keep], high[keep], bits[keep]
+
+    def _check_order(
+        self,
+        starts: Integers,
+        where: Integers,
+        size: Integers,
+        bounds: tuple[Integers, Integers],
+        name: str,
+        *,
+        integers: bool,
+    ) -> None:
+        """Keys of all leaves rise, and between two leaves is the key by which LMDB chooses: what it cannot find it can
+        neither delete nor replace, and what it writes then may be lost.
+        """
+        known = bounds[1] > 0
+        firsts = starts[known]
+        where, size = np.insert(where, firsts, bounds[0][known]), np.insert(size, firsts, bounds[1][known])
+        strict = np.insert(np.ones(len(where) - len(firsts), bool), firsts, False)
+        wrong = 0
+        for first in range(0, len(where) - 1, _KEYS_AT_ONCE):
+            some = slice(first, first + _KEYS_AT_ONCE + 1)
+            keys = self._keys(where[some], size[some], integers)
+            risen = (keys[1:] > keys[:-1]) | (~strict[some][:-1] & (keys[1:] == keys[:-1]))
+            wrong += int((~risen).sum())
+        if wrong:
+            self._bad(f"{name}: {wrong} keys out of order")
+
+    def _keys(self, where: Integers, size: Integers, integers: bool) -> npt.NDArray[np.bytes_]:
+        """Keys as strings that compare as LMDB compares them. integers: 8 bytes, little endian."""
+        width = max(1, int(size.max()))
+        step = np.arange(width)
+        inside = step < size[:, None]
+        step = np.where(inside, size[:, None] - 1 - step if integers else step, 0)
+        raw = np.where(inside, self.pages.reshape(-1)[where[:, None] + step], np.uint8(0))
+        return np.ascontiguousarray(raw).view(f"S{width}")[:, 0]
+
+    def _check_tiling(self, page: Integers, at: Integers, size: Integers, name: str) -> None:
+        """Nodes fill each page's end without a gap: to delete one, LMDB moves those below by the size that it says."""
+        order = np.lexsort((at, page))
+        page, at, end = page[order], at[order], (at + size + size % 2)[order]
+        follows = np.full(len(at), self.page_bytes)
+        follows[:-1][page[1:] == page[:-1]] = at[1:][page[1:] == page[:-1]]
+        if (end != follows).any():
+            self._bad(f"{name}: {int((end != follows).sum())} entries of another size than they say")
 
     def _leaves(
         self, owner: Integers, at: Integers, size: Integers, data: Integers, bits: Integers, name: str, flags: int
@@ -254,6 +309,13 @@ class DataFile:
         clash = int((first[1:] < first[:-1] + count[:-1]).sum())
         if clash:
             self._bad(f"{clash} pages are used twice, or free and in use")
+
+
+def _put(values: Integers, at: Integers, others: Integers) -> Integers:
+    """A copy of ``values`` with ``others`` in some places."""
+    out = values.copy()
+    out[at] = others
+    return out
 
 
 def _ramp(counts: Integers) -> Integers:

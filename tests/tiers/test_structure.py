@@ -209,3 +209,73 @@ def test_a_damaged_run_frees_nobody_elses_pages(tmp_path: Path, chunks: list[Wri
     check_gauges(tier)
     tier.close()
     assert checked(tmp_path).problems == []
+
+
+def middle_node(folder: Path, name: bytes, kind: str) -> int:
+    """Where the header of a node amid its page lies, in a leaf of a database or in the branch above its leaves."""
+    data = (folder / "data.mdb").read_bytes()
+    leaves = sound_nodes(folder)[name]
+    pages = [page * 4096 for page in leaves]
+    if kind == "branch":
+        pages = [
+            at for at in range(0, len(data), 4096)
+            if data[at + 10] == 1 and set(children(data, at)) <= leaves and len(children(data, at)) == len(leaves)
+        ][-1:]  # fmt: skip
+    page = max(pages, key=lambda at: len(nodes_of(data, at)))
+    nodes = sorted(nodes_of(data, page))
+    assert len(nodes) > 2
+    return next(at for at in nodes[1:] if data[at + 6])  # the first of a branch has no key
+
+
+def nodes_of(data: bytes, page: int) -> list[int]:
+    """Where the headers of a page's nodes lie."""
+    lower = int.from_bytes(data[page + 12 : page + 14], "little")
+    return [page + int.from_bytes(data[page + at : page + at + 2], "little") for at in range(16, lower, 2)]
+
+
+def children(data: bytes, page: int) -> list[int]:
+    """The pages that a branch names."""
+    return [int.from_bytes(data[at : at + 4], "little") for at in nodes_of(data, page)]
+
+
+def check_repaired(folder: Path, chunks: list[WriteItem], least: int) -> None:
+    """At least so many chunks are served, none wrongly; after that all can be written, and there is nothing else."""
+    tier = open_tier(folder)
+    check_gauges(tier)
+    outcomes = [read(tier, chunk) for chunk in chunks]
+    assert all(right or outcome in (Outcome.MISSING, Outcome.CORRUPT) for outcome, right in outcomes)
+    assert sum(right for _, right in outcomes) >= least
+    entries = tier.stats().entries
+    assert entries == sum(outcome is not Outcome.MISSING for outcome, _ in outcomes), "rows that no key leads to"
+    assert tier.delete(keys(chunks)) == entries and tier.stats().used_bytes == 0
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write(chunks))
+    tier.close()
+    tier = open_tier(folder)
+    assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks)
+    assert tier.stats().corrupt == 0
+    tier.close()
+    assert checked(folder).problems == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "byte", "bit"),
+    [
+        (b"index", "leaf", 0, 3), (b"index", "leaf", 6, 3), (b"index", "leaf", 6, 7), (b"payload", "leaf", 6, 3),
+        (b"payload", "leaf", 6, 7), (b"index", "branch", 6, 3), (b"index", "branch", 6, 7),
+    ],
+)  # fmt: skip
+def test_a_node_of_another_size_than_it_says_is_never_deleted(
+    tmp_path: Path, chunks: list[WriteItem], name: bytes, kind: str, byte: int, bit: int
+) -> None:
+    """Its size, of the key (byte 6) or the data (0), fits into the page: LMDB would take it, and move others by it."""
+    flip(tmp_path, middle_node(tmp_path, name, kind) + byte, bit)
+    assert checked(tmp_path).problems
+    check_repaired(tmp_path, chunks, COUNT - 4)
+
+
+@pytest.mark.parametrize(("name", "kind"), [(b"index", "leaf"), (b"payload", "leaf"), (b"index", "branch")])
+def test_keys_out_of_order(tmp_path: Path, chunks: list[WriteItem], name: bytes, kind: str) -> None:
+    """What no search finds takes room for ever, and a write beside it may be lost."""
+    flip(tmp_path, middle_node(tmp_path, name, kind) + 8, 7)
+    assert any("order" in problem for problem in checked(tmp_path).problems)
+    check_repaired(tmp_path, chunks, COUNT // 2)
