@@ -91,7 +91,14 @@ class DecodePlan(AttentionPlan):
         )  # fmt: skip
         rows = batch * kv_heads
         self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, rows, self.kv_dtype == torch.int8)
-        self._early = limits.launch_options(limits.early_launch(self.device))
+        early = limits.early_launch(self.device)
+        self._plain, self._early = limits.launch_options(False), limits.launch_options(early)
+        self._scheduled = True
+        # One program a multiprocessor has nothing else to do while it waits: queries are read last, and items of half
+        # a tile are none of a whole one.
+        alone = self.tiles.per_sm == 1 and self.kv_dtype.itemsize == 2
+        self._late, self._short = alone, self.tiles.block // 2 if alone else 0
+        self._step = self._short or self.tiles.block
         self.slots = max(1, limits.multiprocessors(self.device) * self.tiles.per_sm // kv_heads)
         # a part more than there are slots would wait for one
         self.capacity = batch + self.slots
@@ -111,10 +118,12 @@ class DecodePlan(AttentionPlan):
         from radixkv.gpu.kernels.schedule import decode_schedule
 
         limits.check_ints("lengths", lengths, self.batch)
+        self._scheduled = True
+        begin = self.tiles.block // self._step
         decode_schedule[(1,)](
             lengths, self.items, self.batch, self.slots, self.capacity, self.window, self.slots,
-            BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), BLOCK=self.tiles.block,
-            START=1, MERGE=1, **limits.schedule_options(self.batch),
+            BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), BLOCK=self._step,
+            START=begin, MERGE=begin, **limits.schedule_options(self.batch),
         )  # fmt: skip
 
     def run(
@@ -147,15 +156,17 @@ class DecodePlan(AttentionPlan):
         out = self._results(self.batch, q, k_pages, v_pages, block_tables, out, lse, sinks)
         k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, self.quant)
         group_pad = limits.pad(self.group)
+        # items are read before the launch ahead has ended, so the first one after ``schedule`` waits for it as usual
+        launch, self._scheduled = self._plain if self._scheduled else self._early, False
         decode_kernel[(self.kv_heads, self.capacity)](
             q, k_pages, v_pages, block_tables, self.items, out, lse, self._acc, self._sums[0], self._sums[1],
             self._finished, q if sinks is None else sinks, k_rows, v_rows, self.scale, self.softcap, k_scale, v_scale,
-            self.window, q.stride(0), q.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
+            self.window, 0, q.stride(0), q.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
             block_tables.stride(0),
             HEADS=self.kv_heads, GROUP=self.group, GROUP_PAD=group_pad, ROWS=max(16, group_pad), DIM=self.head_dim,
             PAD=self.padded, PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
             MERGED=min(16, max(1, 8192 // (group_pad * self.padded))), QUANT=self.quant, WINDOW=self.window > 0,
             SOFTCAP=self.softcap > 0, SINKS=self.sinks, EXACT=self.q_dtype == torch.float32,
-            num_warps=self.tiles.warps, **self._early,
+            LATE=self._late, SHORT=self._short, num_warps=self.tiles.warps, **launch,
         )  # fmt: skip
         return out

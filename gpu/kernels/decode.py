@@ -20,23 +20,75 @@ from radixkv.gpu.kernels.tiles import (
 
 
 @triton.jit
+def read_tiles(
+    queries, pages, span, scales, strides, zero,
+    ROWS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
+    HALF: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    """Weighted values, running maximum and sum of a span of tokens, by tiles of BLOCK.
+
+    LATE: queries are read inside the loop, so that the copies of page tables and tiles are queued without a wait for
+    them. zero: 0, which keeps that read from being taken out of the loop again.
+    """
+    q, q_at, q_there, query, row_factor = queries
+    table, k_head, v_head, k_scales, v_scales = pages
+    start, end, low = span
+    scale, cap = scales
+    page_stride, token_stride, s_page, s_token = strides
+    kind: tl.constexpr = tl.float16 if HALF else q.dtype.element_ty
+    d = tl.arange(0, PAD)
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PAD], tl.float32)
+    for at in tl.range(start, end, BLOCK, num_stages=STAGES):
+        n = at + tl.arange(0, BLOCK)
+        inside = n < end
+        row, scale_row = token_rows(
+            table, n, inside, page_stride, token_stride, s_page, s_token, PAGE, QUANT == 2, True
+        )
+        if LATE:
+            rows = tl.load(q + q_at + at * zero, mask=q_there, other=0)
+        else:
+            rows = query
+        key = load_tile(k_head, row, d, inside, kind, DIM, PAD, True)
+        s = product(rows, tl.trans(key), EXACT)
+        if HALF:
+            s = s * row_factor[:, None]
+        if QUANT == 2:
+            s = s * tl.load(k_scales + scale_row, mask=inside, other=0.0)[None, :]
+        s, factor = capped(s, scale, cap, SOFTCAP)
+        seen = inside
+        if WINDOW:
+            seen = inside & (n >= low)
+        s = tl.where(seen[None, :], s, -float("inf"))
+        p, top, total, age = softmax_step(s, factor, top, total)
+        value = load_tile(v_head, row, d, inside, kind, DIM, PAD, True)
+        if QUANT == 2:
+            v_scale_rows = tl.load(v_scales + scale_row, mask=inside, other=0.0)
+            p, factor = scaled_weights(p, v_scale_rows, HALF)
+            acc = acc * age[:, None] + product(p.to(kind), value, EXACT) * factor
+        else:
+            acc = acc * age[:, None] + product(p.to(kind), value, EXACT)
+    return acc, top, total
+
+
+@triton.jit
 def decode_kernel(
     q, k_pages, v_pages, tables, items, out, lse, parts_acc, parts_top, parts_total, finished, sinks,
-    k_scales, v_scales, scale, cap, k_scale, v_scale, window,
+    k_scales, v_scales, scale, cap, k_scale, v_scale, window, zero,
     q_seq, q_head, page_stride, token_stride, head_stride, s_page, s_token, s_head, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, MERGED: tl.constexpr,
     QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
+    LATE: tl.constexpr, SHORT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One item of one kv head.
 
-    ROWS: the query heads of that kv head, padded to a tile. MERGED: parts merged at once.
+    ROWS: the query heads of that kv head, padded to a tile. MERGED: parts merged at once. LATE: see ``read_tiles``.
+    SHORT: the tile of items that are no longer (0: none). EARLY: this launch began while the one before it on the
+    stream was ending; only ``items`` are older than that one and may be read at once.
     """
-    if EARLY:
-        # this launch began while the one before it on the stream was ending: wait for its results, let the next begin
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)
     item = tl.program_id(1)
     record = items + item * 8
@@ -45,50 +97,46 @@ def decode_kernel(
     parts, first = tl.load(record + 4), tl.load(record + 5)
     if seq < 0:
         return
+    if EARLY:
+        # for the results of the launch before; then the next may begin
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     r = tl.arange(0, ROWS)
     d = tl.arange(0, PAD)
     heads = head * GROUP + r
     mine = r < GROUP
     HALF: tl.constexpr = k_pages.dtype.element_ty == tl.float8e4nv and not EXACT
-    kind: tl.constexpr = tl.float16 if HALF else q.dtype.element_ty
-    query = tl.load(
-        q + seq * q_seq + heads[:, None] * q_head + d[None, :], mask=mine[:, None] & (d < DIM)[None, :], other=0
-    )
+    q_at = seq * q_seq + heads[:, None] * q_head + d[None, :]
+    q_there = mine[:, None] & (d < DIM)[None, :]
     row_factor = tl.full([ROWS], 1.0, tl.float32)
-    if HALF:
-        query, row_factor = halves(query)
-    top = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PAD], tl.float32)
+    query = row_factor
+    if not LATE:
+        query = tl.load(q + q_at, mask=q_there, other=0)
+        if HALF:
+            query, row_factor = halves(query)
     table = tables + seq * table_stride
     k_head, v_head = k_pages + head.to(tl.int64) * head_stride, v_pages + head.to(tl.int64) * head_stride
     if QUANT == 1:
         scale = scale * k_scale
-    for at in tl.range(start, end, BLOCK, num_stages=STAGES):
-        n = at + tl.arange(0, BLOCK)
-        inside = n < end
-        row, scale_row = token_rows(
-            table, n, inside, page_stride, token_stride, s_page, s_token, PAGE, QUANT == 2, True
-        )
-        key = load_tile(k_head, row, d, inside, kind, DIM, PAD, True)
-        s = product(query, tl.trans(key), EXACT)
-        if HALF:
-            s = s * row_factor[:, None]
-        if QUANT == 2:
-            s = s * tl.load(k_scales + scale_row + head * s_head, mask=inside, other=0.0)[None, :]
-        s, factor = capped(s, scale, cap, SOFTCAP)
-        seen = inside
-        if WINDOW:
-            seen = inside & (n >= length - window)
-        s = tl.where(seen[None, :], s, -float("inf"))
-        p, top, total, age = softmax_step(s, factor, top, total)
-        value = load_tile(v_head, row, d, inside, kind, DIM, PAD, True)
-        if QUANT == 2:
-            v_scale_rows = tl.load(v_scales + scale_row + head * s_head, mask=inside, other=0.0)
-            p, factor = scaled_weights(p, v_scale_rows, HALF)
-            acc = acc * age[:, None] + product(p.to(kind), value, EXACT) * factor
-        else:
-            acc = acc * age[:, None] + product(p.to(kind), value, EXACT)
+    queries = (q, q_at, q_there, query, row_factor)
+    pages = (table, k_head, v_head, k_scales + head * s_head, v_scales + head * s_head)
+    span, scales = (start, end, length - window), (scale, cap)
+    strides = (page_stride, token_stride, s_page, s_token)
+    if SHORT == 0:
+        acc, top, total = read_tiles(
+            queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
+            EXACT, HALF, LATE,
+        )  # fmt: skip
+    elif end - start <= SHORT:
+        acc, top, total = read_tiles(
+            queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, SHORT, STAGES, QUANT, WINDOW, SOFTCAP,
+            EXACT, HALF, LATE,
+        )  # fmt: skip
+    else:
+        acc, top, total = read_tiles(
+            queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
+            EXACT, HALF, LATE,
+        )  # fmt: skip
     if QUANT == 1:
         acc = acc * v_scale
     if parts == 1:
