@@ -2,28 +2,20 @@
 
 ``python -m bench.copies``: a Llama-3-8B shape (32 layers, 8 kv heads, head_dim 128, bf16), chunks of 256 tokens on
 scattered pages of 16. Bytes count what is read plus what is written; the copy of the same size is the framework's own,
-in a graph of as many launches. Then chunks between scattered pages and locked host memory, from as many threads as the
-movers use, beside one plain copy of 8 chunks.
+in a graph of as many launches. ``bench.link`` has the copies between device and host.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
-import numpy as np
 import torch
 
 from bench.attention import copy_ceiling, timed
-from radixkv.gpu.cuda import COPY_THREADS, CudaDevice
 from radixkv.gpu.merge import merge_states
 from radixkv.gpu.packing import gather, scatter
 from radixkv.gpu.pages import copy_pages, write
-from radixkv.layout import KVLayout
-from radixkv.tiers.host import HostArena
-from radixkv.types import PageIds
 
 LAYERS, HEADS, DIM, PAGE, CHUNK, POOL = 32, 8, 128, 16, 256, 2048
 TOKEN_BYTES = LAYERS * 2 * HEADS * DIM * 2
@@ -41,54 +33,6 @@ def report(name: str, moved: int, launches: Sequence[Callable[[], object]], ceil
         f"{plain / us:4.0%} of a copy of that size ({plain:.1f} us)",
         flush=True,
     )
-
-
-def link() -> None:
-    """Chunks between scattered pages and a host arena, by the host's clock, from as many threads as the movers use."""
-    layout = KVLayout.full(layers=LAYERS, kv_heads=HEADS, head_dim=DIM, page_tokens=PAGE, chunk_tokens=CHUNK)
-    device = CudaDevice(layout, POOL)
-    arena = HostArena(64 * 4, layout.quarter_bytes)
-    unpin = device.pin(arena.view(0, 64 * layout.chunk_bytes))
-    views = [arena.view(4 * i, layout.chunk_bytes) for i in range(64)]
-    tables = np.random.default_rng(0).permutation(POOL).astype(np.int32)[: 64 * CHUNK // PAGE].reshape(64, -1)
-    plain = torch.frombuffer(arena.view(0, 8 * layout.chunk_bytes), dtype=torch.uint8)
-    flat = torch.empty(len(plain), dtype=torch.uint8, device="cuda").random_()
-    pairs = list(zip(tables, views, strict=True))
-
-    def store(pair: tuple[PageIds, memoryview]) -> None:
-        device.pack(pair[0], CHUNK, pair[1])
-
-    def load(pair: tuple[PageIds, memoryview]) -> None:
-        device.unpack(pair[1], CHUNK, 0, pair[0])
-
-    def rate(act: Callable[[], object], nbytes: int) -> float:
-        times = []
-        for _ in range(9):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            act()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return nbytes / sorted(times)[len(times) // 2] / 1e9
-
-    with ThreadPoolExecutor(COPY_THREADS) as storing, ThreadPoolExecutor(COPY_THREADS) as loading:
-        for name, work, threads, source, target in (
-            ("to host", store, storing, flat, plain),
-            ("to device", load, loading, plain, flat),
-        ):
-            best = rate(partial(target.copy_, source), len(plain))
-            for chunks in (1, 8, 64):
-                ours = rate(lambda: list(threads.map(work, pairs[:chunks])), chunks * layout.chunk_bytes)  # noqa: B023
-                print(f"{chunks} chunks {name:10} {ours:5.1f} GB/s, {ours / best:4.0%} of one plain copy ({best:.1f})")
-
-        def queued() -> None:
-            ends = [storing.submit(store, pair) for pair in pairs[:32]]
-            ends += [loading.submit(load, pair) for pair in pairs[32:]]
-            wait(ends)
-
-        print(f"32 chunks each way at once {rate(queued, 64 * layout.chunk_bytes):5.1f} GB/s", flush=True)
-    unpin()
-    arena.close()
 
 
 def main() -> None:
@@ -121,8 +65,6 @@ def main() -> None:
     moved = outs[0].nbytes + lses[0].nbytes + out.nbytes + lse.nbytes
     merges = [partial(merge_states, outs[i], lses[i], out=out, lse=lse) for i in range(4)]
     report("merge, 4 states of 8192", moved, merges, ceiling)
-    del kv, outs, new, writes, merges
-    link()
 
 
 if __name__ == "__main__":

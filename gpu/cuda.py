@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,97 +13,12 @@ from radixkv.errors import ConfigError
 from radixkv.gpu import limits
 from radixkv.gpu import pages as page_kernels
 from radixkv.gpu.fences import DoneFence, EventFence
+from radixkv.gpu.link import THREADS, Chunk, Link
 from radixkv.gpu.packing import PageChunks
 from radixkv.gpu.reference import CASTABLE, checked_pages
 from radixkv.layout import KVLayout
 from radixkv.protocols import Fence
 from radixkv.types import PageIds
-
-COPY_THREADS = 2
-"""Threads that keep one direction of the link busy: while one waits for its copy the other prepares the next."""
-
-DRAIN_S = 60.0
-"""How long a chunk's copy is waited for while waiting is refused."""
-
-
-class _Bay:
-    """What the copy of one chunk needs: a stream, a buffer on the device, and a page table in locked host memory.
-
-    A gather reads the table in place: copied, it would wait in the link's queue behind chunks that are loaded.
-    """
-
-    def __init__(self, device: torch.device, nbytes: int, columns: int) -> None:
-        self.stream = torch.cuda.Stream(device)
-        # memory of the stream that uses it: on another one it might still be in use
-        with torch.cuda.stream(self.stream):
-            self._buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            self._near = torch.empty(columns + 1, dtype=torch.int32, device=device)
-        self._far = numbers = torch.empty(columns + 1, dtype=torch.int32, pin_memory=True)
-        self._numbers = numbers.numpy()
-        self._chunk, self._near_chunk = (
-            (x[1:].unsqueeze(0), x[:1], self._buffer.unsqueeze(0)) for x in (numbers, self._near)
-        )
-
-    def holds(self, nbytes: int, columns: int) -> bool:
-        return nbytes <= len(self._buffer) and columns < len(self._numbers)
-
-    def chunk(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A chunk as the packing kernels take it: its page table, tokens and buffer."""
-        self._numbers[0], self._numbers[1 : len(table) + 1] = tokens, table
-        return self._chunk
-
-    def near(self, table: PageIds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The same with the table queued for the device."""
-        self.chunk(table, tokens)
-        self._near.copy_(self._far, non_blocking=True)
-        return self._near_chunk
-
-    def bytes(self, count: int) -> Tensor:
-        """The first ``count`` bytes of the buffer."""
-        return self._buffer if count == len(self._buffer) else self._buffer[:count]
-
-
-class _Lane:
-    """One direction of chunk copies: a bay for each thread, so that the kernels of one chunk run beside the copy of
-    another.
-    """
-
-    def __init__(self, device: torch.device, nbytes: int, columns: int) -> None:
-        self._device = device
-        self._free: SimpleQueue[_Bay] = SimpleQueue()
-        for _ in range(COPY_THREADS):
-            self._free.put(_Bay(device, nbytes, columns))
-
-    @contextmanager
-    def taken(self, nbytes: int, columns: int) -> Iterator[_Bay]:
-        """A bay, its stream the current one; on leaving, the stream has ended its work."""
-        bay = self._free.get()
-        try:
-            if not bay.holds(nbytes, columns):
-                bay = _Bay(self._device, nbytes, columns)
-            with torch.cuda.stream(bay.stream):
-                yield bay
-        finally:
-            try:
-                _drain(bay.stream)
-            finally:
-                self._free.put(bay)
-
-
-def _drain(stream: torch.cuda.Stream) -> None:
-    """Block until the stream has ended its work. Waiting is refused while another thread captures a graph in mode
-    "global"; giving up there would hand memory on that is still being written, so it is asked again.
-    """
-    deadline = time.monotonic() + DRAIN_S
-    while True:
-        try:
-            stream.synchronize()
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.001)
-        else:
-            return
 
 
 class CudaDevice:
@@ -117,12 +29,13 @@ class CudaDevice:
     page_tokens, kv_heads, scale_bytes] (empty without scales); they go wherever their page goes.
     ``copy_pages`` and ``write`` are queued on the stream given, or the current one; ``pack`` and ``unpack`` run on
     streams of their own and have ended when they return: several threads may call them, ``copy_threads`` of each keep
-    the link busy. Where graphs are captured while chunks move, capture with ``capture_error_mode="thread_local"``: the
-    waits of these threads end a capture in mode "global". Raises ConfigError where torch sees no CUDA device, triton is
-    not installed, or no kernel takes the layout.
+    the link busy; ``pack_all`` and ``unpack_all`` queue several chunks at once. Where graphs are captured
+    while chunks move, capture with ``capture_error_mode="thread_local"``: the waits of these threads end a capture in
+    mode "global". Raises ConfigError where torch sees no CUDA device, triton is not installed, or no kernel takes the
+    layout.
     """
 
-    copy_threads = COPY_THREADS
+    copy_threads = THREADS
 
     def __init__(self, layout: KVLayout, pages: int, torch_device: str = "cuda") -> None:
         group = layout.group
@@ -142,7 +55,7 @@ class CudaDevice:
         self.scales = torch.zeros((*shape, group.scale_bytes), dtype=torch.uint8, device=self.device)
         self._chunks = PageChunks(self.kv, self.scales)
         pages_of_chunk = layout.chunk_tokens // layout.page_tokens
-        self._out, self._in = (_Lane(self.device, layout.chunk_bytes, pages_of_chunk) for _ in range(2))
+        self._out, self._in = (self._link(layout.chunk_bytes, pages_of_chunk, inward) for inward in (False, True))
 
     @property
     def slots(self) -> int:
@@ -226,11 +139,18 @@ class CudaDevice:
 
         Raises ValueError for a bad page id or buffer length.
         """
-        used = -(-tokens // self.layout.page_tokens)
-        table, host = checked_pages(pages[:used], used, self.pages), self._host(into, tokens)
-        with self._out.taken(len(host), used) as bay:
-            self._chunks.gather(*bay.chunk(table, tokens))
-            host.copy_(bay.bytes(len(host)), non_blocking=True)
+        self.pack_all([(pages, tokens, into)])
+
+    def pack_all(self, chunks: Sequence[tuple[PageIds, int, memoryview]]) -> None:
+        """``pack`` of several chunks, the arguments of each, queued together. Blocks until all are there.
+
+        Raises ValueError, moving nothing, where ``pack`` would for any of them.
+        """
+        batch: list[Chunk] = []
+        for pages, tokens, into in chunks:
+            used = -(-tokens // self.layout.page_tokens)
+            batch.append((checked_pages(pages[:used], used, self.pages), tokens, self._host(into, tokens)))
+        self._move(self._out, batch, inward=False)
 
     def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
         """Scatter a planar buffer's pages from ``first_page`` on into ``pages``; slots past the buffer's tokens stay as
@@ -238,21 +158,34 @@ class CudaDevice:
 
         Raises ValueError for a bad page id, a wrong buffer length or more pages than the buffer has.
         """
-        host, ids = self._host(buffer, tokens), checked_pages(pages, len(pages), self.pages)
-        used = -(-tokens // self.layout.page_tokens)
-        if first_page < 0 or first_page + len(ids) > used:
-            raise ValueError(
-                f"pages {first_page} to {first_page + len(ids) - 1} are not all in a buffer of {tokens} tokens"
-            )
-        if not len(ids):
-            return
-        table = np.full(used, -1, np.int32)
-        table[first_page : first_page + len(ids)] = ids
-        with self._in.taken(len(host), used) as bay:
-            # in front of its chunk the table waits no longer than that, and the kernel reads nothing across a full link
-            chunk = bay.near(table, tokens)
-            bay.bytes(len(host)).copy_(host, non_blocking=True)
-            self._chunks.scatter(*chunk)
+        self.unpack_all([(buffer, tokens, first_page, pages)])
+
+    def unpack_all(self, chunks: Sequence[tuple[memoryview, int, int, PageIds]]) -> None:
+        """``unpack`` of several chunks, the arguments of each, queued together. Blocks until all are there.
+
+        Raises ValueError, moving nothing, where ``unpack`` would for any of them.
+        """
+        batch: list[Chunk] = []
+        for buffer, tokens, first_page, pages in chunks:
+            host, ids = self._host(buffer, tokens), checked_pages(pages, len(pages), self.pages)
+            used = -(-tokens // self.layout.page_tokens)
+            if first_page < 0 or first_page + len(ids) > used:
+                raise ValueError(
+                    f"pages {first_page} to {first_page + len(ids) - 1} are not all in a buffer of {tokens} tokens"
+                )
+            if len(ids):
+                table = np.full(used, -1, np.int32)
+                table[first_page : first_page + len(ids)] = ids
+                batch.append((table, tokens, host))
+        self._move(self._in, batch, inward=True)
+
+    def _link(self, nbytes: int, columns: int, inward: bool) -> Link:
+        return Link(self.device, self._chunks, nbytes, columns, inward=inward)
+
+    def _move(self, link: Link, batch: Sequence[Chunk], inward: bool) -> None:
+        if batch and not link.holds(batch):
+            link = self._link(max(len(x[2]) for x in batch), max(len(x[0]) for x in batch), inward)
+        link.move(batch)
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Page-lock host memory that chunks are packed into and unpacked from, so that copies run at the link's speed;

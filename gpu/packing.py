@@ -92,3 +92,13 @@ def scatter(kv: Tensor, pages: Tensor, tokens: Tensor, source: Tensor, *, scales
     a chunk's tokens stay as they are.
     """
     PageChunks(kv, scales).scatter(pages, tokens, source)
+
+
+def upload(source: Tensor, to: Tensor) -> None:
+    """Read a few int32 numbers out of locked host memory by a kernel; contiguous tensors of one size. No copy that
+    waits behind the chunks on a full link.
+    """
+    from radixkv.gpu.kernels.moves import upload_kernel
+
+    count = source.numel()
+    upload_kernel[(-(-count // 1024),)](source, to, count, BLOCK=1024, num_warps=4)

@@ -23,7 +23,7 @@ from radixkv.plan import (
     WritePlan,
     page_ids,
 )
-from radixkv.protocols import Device, IndexRow, Tier, WriteItem
+from radixkv.protocols import Batching, Device, IndexRow, Tier, WriteItem
 from radixkv.types import TOKEN_BYTES
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,11 @@ logger = logging.getLogger(__name__)
 BATCH_BYTES = 32 << 20
 """Payload of one batch of writes, before compression, at most; one record where it is larger. The tier divides it into
 transactions, and compresses for the next one while it commits.
+"""
+
+COPIES = 4
+"""Loads or stores handed to the device at once, at most: enough that the link never waits for the next, few enough that
+the first of them is soon known to have ended.
 """
 
 Change: TypeAlias = WritePlan | DeletePlan | NamePlan | TouchPlan
@@ -83,6 +88,11 @@ def take_batch(queue: deque[Plan], token_bytes: int) -> list[Plan]:
     return batch
 
 
+def take_few(queue: deque[Plan]) -> list[Plan]:
+    """Remove from the head of a queue the copies that a device queues at once."""
+    return [queue.popleft() for _ in range(min(len(queue), COPIES))]
+
+
 class Executor:
     """Does what plans say, on the caller's thread. Trouble is an outcome, never an exception.
 
@@ -100,11 +110,39 @@ class Executor:
         self.failures: Counter[tuple[str, str]] = Counter()
 
     def run(self, plans: Sequence[Plan]) -> list[Done]:
-        """Carry out plans: either one plan, or changes that ``take_batch`` put together."""
+        """Carry out plans: one plan, changes that ``take_batch`` put together, or loads or stores from ``take_few``."""
         changes = [plan for plan in plans if isinstance(plan, CHANGES)]
         if changes:
             return self._change(changes)
-        return [self._copy(plan) for plan in plans]
+        return self._together(plans) or [self._copy(plan) for plan in plans]
+
+    def _together(self, plans: Sequence[Plan]) -> list[Done]:
+        """Copies that the device queues at once, their time shared out by tokens; nothing where it does not, or one of
+        them failed: by itself each says how it ends.
+        """
+        stores = [plan for plan in plans if isinstance(plan, StorePlan)]
+        loads = [plan for plan in plans if isinstance(plan, LoadPlan)]
+        if not isinstance(self._device, Batching) or len(plans) < 2 or len(plans) not in (len(stores), len(loads)):
+            return []
+        start = time.perf_counter()
+        try:
+            if stores:
+                self._device.pack_all(
+                    [(page_ids(p.pages), p.tokens, self._view(p.staging, p.slot, p.tokens)) for p in stores]
+                )
+            else:
+                self._device.unpack_all(
+                    [
+                        (self._view(p.staging, p.slot, p.tokens), p.tokens, p.first_page, page_ids(p.pages))
+                        for p in loads
+                    ]
+                )
+        except Exception:
+            logger.info("%d copies at once failed; each is tried by itself", len(plans))
+            return []
+        copies: Sequence[StorePlan | LoadPlan] = stores or loads
+        seconds = (time.perf_counter() - start) / sum(plan.tokens for plan in copies)
+        return [Done(plan.id, Outcome.OK, seconds=seconds * plan.tokens) for plan in copies]
 
     def _copy(self, plan: Plan) -> Done:
         start = time.perf_counter()

@@ -13,11 +13,11 @@ import time
 import weakref
 from functools import partial
 
-from radixkv.executor import CHANGES, Arena, Executor, take_batch
-from radixkv.lanes import UNBOUNDED, Lane, Lanes
+from radixkv.executor import CHANGES, Arena, Executor, take_batch, take_few
+from radixkv.lanes import UNBOUNDED, Lane, Lanes, take_one
 from radixkv.layout import KVLayout
 from radixkv.plan import Done, LoadPlan, Outcome, Plan, ReadPlan, StorePlan, WritePlan
-from radixkv.protocols import Device, Tier
+from radixkv.protocols import Batching, Device, Tier
 
 EXIT_GRACE_S = 2.0
 """How long the end of the interpreter waits for what runs, where nobody closed the mover."""
@@ -45,9 +45,10 @@ class ThreadMover:
     ) -> None:
         self.executor = Executor(layout=layout, device=device, host=host, staging=staging, disk=disk)
         copies = getattr(device, "copy_threads", 1)
+        few = take_few if isinstance(device, Batching) else take_one
         lanes = (
-            Lane("load", LoadPlan, threads=copies),
-            Lane("store", StorePlan, threads=copies),
+            Lane("load", LoadPlan, take=few, threads=copies),
+            Lane("store", StorePlan, take=few, threads=copies),
             Lane("read", ReadPlan, threads=read_threads or _read_threads()),
             Lane("write", *CHANGES, take=partial(take_batch, token_bytes=layout.token_bytes)),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -56,6 +56,20 @@ class Device(Protocol):
 
         Slots past the buffer's tokens in the last page are left as they are.
         """
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """What a device may do beside: queue several chunks, each with the arguments of ``pack`` or ``unpack``, at once.
+
+    Blocks until all are there. Raises where one would fail; the others may have been moved or not.
+    """
+
+    def pack_all(self, chunks: Sequence[tuple[PageIds, int, memoryview]]) -> None:
+        """``pack`` of each."""
+
+    def unpack_all(self, chunks: Sequence[tuple[memoryview, int, int, PageIds]]) -> None:
+        """``unpack`` of each."""
 
 
 class Mover(Protocol):

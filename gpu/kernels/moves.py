@@ -81,6 +81,13 @@ def copy_kernel(words, source, destination, pool, RUN: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
+def upload_kernel(source, to, count, BLOCK: tl.constexpr):
+    """int32 numbers from locked host memory."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(to + at, tl.load(source + at, mask=at < count, other=0), mask=at < count)
+
+
+@triton.jit
 def piece_of(pages, tokens, table_stride, SIDES: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
              BLOCK: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """This program's piece of a page of one layer and side of a chunk: (page, its elements, whether they are there,

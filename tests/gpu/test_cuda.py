@@ -81,6 +81,34 @@ def test_chunks_are_packed_and_unpacked_as_the_reference_does(dtype: str, scale_
 
 
 @gpu
+@pytest.mark.parametrize(("dtype", "scale_bytes"), [("bfloat16", 0), ("int8", 4)])
+def test_many_chunks_at_once_from_many_threads_are_each_the_references(dtype: str, scale_bytes: int) -> None:
+    ours, reference = pair(dtype, scale_bytes)
+    rng = np.random.default_rng(0)
+    sizes = [int(n) for n in rng.integers(1, 320, 60)]
+    tables = [rng.permutation(POOL)[: -(-n // 16)].astype(np.int32) for n in sizes]
+    mine, theirs = ([bytearray(n * ours.layout.token_bytes) for n in sizes] for _ in range(2))
+    for table, n, into in zip(tables, sizes, theirs, strict=True):
+        reference.pack(table, n, memoryview(into))
+    chunks = [(table, n, memoryview(into)) for table, n, into in zip(tables, sizes, mine, strict=True)]
+    with ThreadPoolExecutor(5) as threads:
+        list(threads.map(lambda first: ours.pack_all(chunks[first : first + 20]), (0, 20, 40)))
+        assert mine == theirs
+        for chunk in mine:
+            chunk[:] = bytes(len(chunk))
+        list(threads.map(lambda chunk: ours.pack(*chunk), chunks))
+    assert mine == theirs
+    loads = [(memoryview(theirs[i]), sizes[i], 0, tables[i]) for i in range(60)]
+    ours.unpack_all(loads)
+    for load in loads:
+        reference.unpack(*load)
+    assert same(ours, reference)
+    with pytest.raises(ValueError, match="page id 24 is outside"):
+        ours.unpack_all([loads[0], (memoryview(theirs[0]), sizes[0], 0, np.full_like(tables[0], POOL))])
+    assert same(ours, reference)
+
+
+@gpu
 @pytest.mark.parametrize(("dtype", "scale_bytes"), KINDS)
 def test_copied_pages_are_the_same_bytes(dtype: str, scale_bytes: int) -> None:
     ours, reference = pair(dtype, scale_bytes)
