@@ -94,10 +94,10 @@ class DecodePlan(AttentionPlan):
         early = limits.early_launch(self.device)
         self._plain, self._early = limits.launch_options(False), limits.launch_options(early)
         self._scheduled = True
-        # One program a multiprocessor has nothing else to do while it waits: queries are read last, and items of half
-        # a tile are none of a whole one.
-        alone = self.tiles.per_sm == 1 and self.kv_dtype.itemsize == 2
-        self._late, self._short = alone, self.tiles.block // 2 if alone else 0
+        # What these two do for the time of 16-bit pages was measured; it is the compiler's registers as much as the
+        # wait for the queries. Items of half a tile are none of a whole one: a short context is one wave of such.
+        wide, alone = self.kv_dtype.itemsize == 2, self.tiles.per_sm == 1
+        self._late, self._short = wide and not alone, self.tiles.block // 2 if wide and alone else 0
         self._step = self._short or self.tiles.block
         self.slots = max(1, limits.multiprocessors(self.device) * self.tiles.per_sm // kv_heads)
         # a part more than there are slots would wait for one

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from radixkv.gpu.packing import PageChunks, upload
+from radixkv.gpu.packing import PageChunks, prepared_upload
 from radixkv.types import PageIds
 
 Chunk: TypeAlias = tuple[PageIds, int, Tensor]
@@ -34,9 +34,10 @@ DRAIN_S = 60.0
 class _Note:
     """The page tables of a batch, each with its tokens in front, in locked host memory; ``ended``: its last copy."""
 
-    def __init__(self, columns: int, stream: torch.cuda.Stream) -> None:
-        self.far = torch.empty((BATCH, columns + 1), dtype=torch.int32, pin_memory=True)
-        self.numbers = self.far.numpy()
+    def __init__(self, near: Tensor, stream: torch.cuda.Stream) -> None:
+        far = torch.zeros(near.shape, dtype=torch.int32, pin_memory=True)
+        self.numbers = far.numpy()
+        self.upload = prepared_upload(far, near)
         self.ended = _event(stream)
 
 
@@ -50,21 +51,23 @@ class Link:
     """
 
     def __init__(self, device: torch.device, chunks: PageChunks, nbytes: int, columns: int, *, inward: bool) -> None:
-        self._chunks, self._inward = chunks, inward
-        self._nbytes, self._columns = nbytes, columns
+        self._inward, self._nbytes, self._columns = inward, nbytes, columns
         self._kernels, self._copies = torch.cuda.Stream(device), torch.cuda.Stream(device)
         # memory of the stream that uses it first; nothing is freed before both streams have ended their work
         with torch.cuda.stream(self._kernels):
             self._buffers = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
-            self._near = torch.empty((BATCH, columns + 1), dtype=torch.int32, device=device)
-        self._tables = [(row[1:].unsqueeze(0), row[:1]) for row in self._near]
+            near = torch.empty((BATCH, columns + 1), dtype=torch.int32, device=device)
+        self._moves = [
+            [chunks.prepared(inward, row[1:].unsqueeze(0), row[:1], x.unsqueeze(0)) for x in self._buffers]
+            for row in near
+        ]
         self._ready = [_event(self._copies) for _ in range(BUFFERS)]
         self._free = [_event(self._copies) for _ in range(BUFFERS)]
         self._turn = 0
         self._lock = threading.Lock()
         self._notes: SimpleQueue[_Note] = SimpleQueue()
         for _ in range(2 * THREADS):
-            self._notes.put(_Note(columns, self._copies))
+            self._notes.put(_Note(near, self._copies))
 
     def holds(self, batch: Sequence[Chunk]) -> bool:
         """Whether the buffers are large enough."""
@@ -101,42 +104,37 @@ class Link:
     def _queue(self, note: _Note, batch: Sequence[Chunk]) -> None:
         for row, (table, tokens, _) in zip(note.numbers, batch, strict=False):
             row[0], row[1 : len(table) + 1] = tokens, table
+        kernels, copies = self._kernels, self._copies
+        before, after = (copies, kernels) if self._inward else (kernels, copies)
         try:
-            for index, (_, _, host) in enumerate(batch):
-                turn, self._turn = self._turn, (self._turn + 1) % BUFFERS
-                (self._load if self._inward else self._store)(note, len(batch), index, turn, host)
+            with torch.cuda.stream(copies):
+                for index, (_, _, host) in enumerate(batch):
+                    turn, self._turn = self._turn, (self._turn + 1) % BUFFERS
+                    before.wait_event(self._free[turn])
+                    buffer = self._buffers[turn]
+                    near = buffer if len(host) == self._nbytes else buffer[: len(host)]
+                    if self._inward:
+                        near.copy_(host, non_blocking=True)
+                    if not index:
+                        note.upload.launch(kernels)
+                    if self._inward:
+                        self._hand_over(turn, copies, kernels)
+                    self._moves[index][turn].launch(kernels)
+                    if not self._inward:
+                        self._hand_over(turn, kernels, copies)
+                        host.copy_(near, non_blocking=True)
+                    self._free[turn].record(after)
         except BaseException:
             # what was queued before the failure ends before the note is free again
-            self._copies.wait_stream(self._kernels)
-            note.ended.record(self._copies)
+            copies.wait_stream(kernels)
+            note.ended.record(copies)
             raise
-        note.ended.record(self._kernels if self._inward else self._copies)
+        note.ended.record(after)
 
-    def _store(self, note: _Note, count: int, index: int, turn: int, host: Tensor) -> None:
-        buffer = self._buffers[turn]
-        with torch.cuda.stream(self._kernels):
-            if not index:
-                upload(note.far[:count], self._near[:count])
-            self._kernels.wait_event(self._free[turn])
-            self._chunks.gather(*self._tables[index], buffer.unsqueeze(0))
-            self._ready[turn].record(self._kernels)
-        self._copies.wait_event(self._ready[turn])
-        with torch.cuda.stream(self._copies):
-            host.copy_(buffer[: len(host)], non_blocking=True)
-            self._free[turn].record(self._copies)
-
-    def _load(self, note: _Note, count: int, index: int, turn: int, host: Tensor) -> None:
-        buffer = self._buffers[turn]
-        self._copies.wait_event(self._free[turn])
-        with torch.cuda.stream(self._copies):
-            buffer[: len(host)].copy_(host, non_blocking=True)
-            self._ready[turn].record(self._copies)
-        with torch.cuda.stream(self._kernels):
-            if not index:
-                upload(note.far[:count], self._near[:count])
-            self._kernels.wait_event(self._ready[turn])
-            self._chunks.scatter(*self._tables[index], buffer.unsqueeze(0))
-            self._free[turn].record(self._kernels)
+    def _hand_over(self, turn: int, giver: torch.cuda.Stream, taker: torch.cuda.Stream) -> None:
+        """A buffer's content, from one stream to the other."""
+        self._ready[turn].record(giver)
+        taker.wait_event(self._ready[turn])
 
 
 def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -18,6 +18,27 @@ BLOCK = 4096
 accesses of 128 threads several at a time."""
 
 
+class Prepared:
+    """A kernel with its grid and arguments. The first launch compiles and binds them, later ones take a tenth of its
+    time, which beside other Python threads is what keeps a link waiting.
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], constants: dict[str, Any]):
+        self._kernel, self._grid, self._args, self._constants = kernel, grid, args, constants
+        values = (value for name, value in constants.items() if name != "num_warps")
+        self._all = (*args, *values)
+        self._bound: Any = None
+
+    def launch(self, stream: torch.cuda.Stream) -> None:
+        """Queue it on a stream."""
+        if self._bound is None:
+            with torch.cuda.stream(stream):
+                compiled = self._kernel[self._grid](*self._args, **self._constants)
+            self._bound = compiled[self._grid]
+        else:
+            self._bound(*self._all, stream=stream.cuda_stream)
+
+
 class PageChunks:
     """One device's pages as the packing kernels take them, checked once; ``gather`` and ``scatter`` say what kv and
     scales are.
@@ -59,6 +80,15 @@ class PageChunks:
 
         self._launch(scatter_kernel, pages, tokens, source)
 
+    def prepared(self, inward: bool, pages: Tensor, tokens: Tensor, buffers: Tensor) -> Prepared:
+        """``gather`` (inward: ``scatter``) with these tensors, unchecked, to be launched often."""
+        from radixkv.gpu.kernels.moves import gather_kernel, scatter_kernel
+
+        grid = (pages.shape[1] * self._pieces, self._sides, len(pages))
+        numbers = (*self._pools, pages.stride(0), buffers.stride(0))
+        kernel = scatter_kernel if inward else gather_kernel
+        return Prepared(kernel, grid, (self._words, self._scales, pages, tokens, buffers, *numbers), self._shape)
+
     def _launch(self, kernel: Any, pages: Tensor, tokens: Tensor, buffers: Tensor) -> None:
         if pages.dim() != 2 or pages.dtype != torch.int32 or pages.stride(1) != 1:
             raise ValueError(f"pages are int32 [chunks, columns], not {pages.dtype} {tuple(pages.shape)}")
@@ -94,11 +124,11 @@ def scatter(kv: Tensor, pages: Tensor, tokens: Tensor, source: Tensor, *, scales
     PageChunks(kv, scales).scatter(pages, tokens, source)
 
 
-def upload(source: Tensor, to: Tensor) -> None:
+def prepared_upload(source: Tensor, to: Tensor) -> Prepared:
     """Read a few int32 numbers out of locked host memory by a kernel; contiguous tensors of one size. No copy that
     waits behind the chunks on a full link.
     """
     from radixkv.gpu.kernels.moves import upload_kernel
 
     count = source.numel()
-    upload_kernel[(-(-count // 1024),)](source, to, count, BLOCK=1024, num_warps=4)
+    return Prepared(upload_kernel, (-(-count // 1024), 1, 1), (source, to, count), {"BLOCK": 1024, "num_warps": 4})

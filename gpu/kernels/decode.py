@@ -31,7 +31,7 @@ def read_tiles(
     LATE: queries are read inside the loop, so that the copies of page tables and tiles are queued without a wait for
     them. zero: 0, which keeps that read from being taken out of the loop again.
     """
-    q, q_at, q_there, query, row_factor = queries
+    q, q_at, q_there = queries
     table, k_head, v_head, k_scales, v_scales = pages
     start, end, low = span
     scale, cap = scales
@@ -41,6 +41,10 @@ def read_tiles(
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PAD], tl.float32)
+    if not LATE:
+        query = tl.load(q + q_at, mask=q_there, other=0)
+        if HALF:
+            query, row_factor = halves(query)
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         n = at + tl.arange(0, BLOCK)
         inside = n < end
@@ -108,17 +112,11 @@ def decode_kernel(
     HALF: tl.constexpr = k_pages.dtype.element_ty == tl.float8e4nv and not EXACT
     q_at = seq * q_seq + heads[:, None] * q_head + d[None, :]
     q_there = mine[:, None] & (d < DIM)[None, :]
-    row_factor = tl.full([ROWS], 1.0, tl.float32)
-    query = row_factor
-    if not LATE:
-        query = tl.load(q + q_at, mask=q_there, other=0)
-        if HALF:
-            query, row_factor = halves(query)
     table = tables + seq * table_stride
     k_head, v_head = k_pages + head.to(tl.int64) * head_stride, v_pages + head.to(tl.int64) * head_stride
     if QUANT == 1:
         scale = scale * k_scale
-    queries = (q, q_at, q_there, query, row_factor)
+    queries = (q, q_at, q_there)
     pages = (table, k_head, v_head, k_scales + head * s_head, v_scales + head * s_head)
     span, scales = (start, end, length - window), (scale, cap)
     strides = (page_stride, token_stride, s_page, s_token)
@@ -130,7 +128,7 @@ def decode_kernel(
     elif end - start <= SHORT:
         acc, top, total = read_tiles(
             queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, SHORT, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, LATE,
+            EXACT, HALF, True,
         )  # fmt: skip
     else:
         acc, top, total = read_tiles(

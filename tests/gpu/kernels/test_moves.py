@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from radixkv.gpu.merge import merge_states
-from radixkv.gpu.packing import gather, scatter, upload
+from radixkv.gpu.packing import gather, prepared_upload, scatter
 from radixkv.gpu.pages import copy_pages, write
 from radixkv.gpu.reference import TorchDevice
 from radixkv.layout import KVLayout
@@ -151,9 +151,13 @@ def test_merged_parts_are_the_whole(where: str) -> None:
     assert torch.allclose(lse.cpu(), torch.cat([w[1] for w in want]), atol=1e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("count", [1, 17, 1024, 2500])
 def test_page_tables_are_read_out_of_host_memory_as_they_are(where: str, count: int) -> None:
-    far = torch.arange(count, dtype=torch.int32) * 7 - 3
-    far, near = far.pin_memory() if where == "cuda" else far, torch.zeros(count + 5, dtype=torch.int32, device=where)
-    upload(far, near)
-    assert torch.equal(near[:count].cpu(), far) and not near[count:].any()
+    far, near = torch.empty(count, dtype=torch.int32).pin_memory(), torch.zeros(count + 5, dtype=torch.int32).to(where)
+    upload = prepared_upload(far, near)
+    for times in (7, 9):
+        far.copy_(torch.arange(count) * times - 3)
+        upload.launch(torch.cuda.Stream())
+        torch.cuda.synchronize()
+        assert torch.equal(near[:count].cpu(), far) and not near[count:].any()
