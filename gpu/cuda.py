@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,7 @@ class CudaDevice:
         self.kv = torch.zeros((*shape, group.head_dim), dtype=getattr(torch, group.dtype), device=self.device)
         self.scales = torch.zeros((*shape, group.scale_bytes), dtype=torch.uint8, device=self.device)
         self._chunks = PageChunks(self.kv, self.scales)
-        pages_of_chunk = layout.chunk_tokens // layout.page_tokens
-        self._out, self._in = (self._link(layout.chunk_bytes, pages_of_chunk, inward) for inward in (False, True))
+        self._out, self._in = (self._link(layout.chunk_tokens, inward) for inward in (False, True))
 
     @property
     def slots(self) -> int:
@@ -142,15 +141,17 @@ class CudaDevice:
         self.pack_all([(pages, tokens, into)])
 
     def pack_all(self, chunks: Sequence[tuple[PageIds, int, memoryview]]) -> None:
-        """``pack`` of several chunks, the arguments of each, queued together. Blocks until all are there.
+        """``pack`` of one chunk or several, the arguments of each, queued together. Blocks until all are there.
 
-        Raises ValueError, moving nothing, where ``pack`` would for any of them.
+        Raises ValueError where ``pack`` would for any of them; those in front of it have been moved.
         """
-        batch: list[Chunk] = []
-        for pages, tokens, into in chunks:
-            used = -(-tokens // self.layout.page_tokens)
-            batch.append((checked_pages(pages[:used], used, self.pages), tokens, self._host(into, tokens)))
-        self._move(self._out, batch, inward=False)
+        self._move(
+            self._out, (self._outward(*chunk) for chunk in chunks), max((chunk[1] for chunk in chunks), default=0)
+        )
+
+    def _outward(self, pages: PageIds, tokens: int, into: memoryview) -> Chunk:
+        used = -(-tokens // self.layout.page_tokens)
+        return checked_pages(pages[:used], used, self.pages), tokens, self._host(into, tokens)
 
     def unpack(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> None:
         """Scatter a planar buffer's pages from ``first_page`` on into ``pages``; slots past the buffer's tokens stay as
@@ -161,31 +162,34 @@ class CudaDevice:
         self.unpack_all([(buffer, tokens, first_page, pages)])
 
     def unpack_all(self, chunks: Sequence[tuple[memoryview, int, int, PageIds]]) -> None:
-        """``unpack`` of several chunks, the arguments of each, queued together. Blocks until all are there.
+        """``unpack`` of one chunk or several, the arguments of each, queued together. Blocks until all are there.
 
-        Raises ValueError, moving nothing, where ``unpack`` would for any of them.
+        Raises ValueError where ``unpack`` would for any of them; those in front of it have been moved.
         """
-        batch: list[Chunk] = []
-        for buffer, tokens, first_page, pages in chunks:
-            host, ids = self._host(buffer, tokens), checked_pages(pages, len(pages), self.pages)
-            used = -(-tokens // self.layout.page_tokens)
-            if first_page < 0 or first_page + len(ids) > used:
-                raise ValueError(
-                    f"pages {first_page} to {first_page + len(ids) - 1} are not all in a buffer of {tokens} tokens"
-                )
-            if len(ids):
-                table = np.full(used, -1, np.int32)
-                table[first_page : first_page + len(ids)] = ids
-                batch.append((table, tokens, host))
-        self._move(self._in, batch, inward=True)
+        checked = (self._inward(*chunk) for chunk in chunks)
+        wanted = (chunk for chunk in checked if chunk[0].max() >= 0)
+        self._move(self._in, wanted, max(chunk[1] for chunk in chunks))
 
-    def _link(self, nbytes: int, columns: int, inward: bool) -> Link:
-        return Link(self.device, self._chunks, nbytes, columns, inward=inward)
+    def _inward(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> Chunk:
+        host, ids = self._host(buffer, tokens), checked_pages(pages, len(pages), self.pages)
+        used = -(-tokens // self.layout.page_tokens)
+        if first_page < 0 or first_page + len(ids) > used:
+            raise ValueError(
+                f"pages {first_page} to {first_page + len(ids) - 1} are not all in a buffer of {tokens} tokens"
+            )
+        table = np.full(used, -1, np.int32)
+        table[first_page : first_page + len(ids)] = ids
+        return table, tokens, host
 
-    def _move(self, link: Link, batch: Sequence[Chunk], inward: bool) -> None:
-        if batch and not link.holds(batch):
-            link = self._link(max(len(x[2]) for x in batch), max(len(x[0]) for x in batch), inward)
-        link.move(batch)
+    def _link(self, tokens: int, inward: bool) -> Link:
+        columns = -(-tokens // self.layout.page_tokens)
+        return Link(self.device, self._chunks, tokens * self.layout.token_bytes, columns, inward=inward)
+
+    def _move(self, link: Link, chunks: Iterable[Chunk], most_tokens: int) -> None:
+        # each is checked as it is queued: the first is on its way while the others are looked at
+        if most_tokens > self.layout.chunk_tokens:
+            link = self._link(most_tokens, link.inward)
+        link.move(chunks)
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Page-lock host memory that chunks are packed into and unpacked from, so that copies run at the link's speed;

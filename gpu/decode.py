@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,20 +22,23 @@ class DecodeTiles:
     per_sm: int
 
 
-MANY_ROWS = 512
-"""Sequences times kv heads from which four programs share a multiprocessor."""
+FULL = 0.9
+"""How full the rounds of a batch must be, two of them or more, for four programs to share a multiprocessor: their items
+are whole sequences, and a last round of few costs as much as a full one."""
 
 FEW_ROWS = 64
 """Below, quantised pages are read by few large programs."""
 
 
-def decode_tiles(head_dim: int, item_bytes: int, rows: int, whole: bool = False) -> DecodeTiles:
+def decode_tiles(
+    head_dim: int, item_bytes: int, rows: int, whole: bool = False, multiprocessors: int = 132
+) -> DecodeTiles:
     """The tile of a shape. rows: sequences times kv heads. whole: elements are whole numbers.
 
     Memory is kept busy by bytes in flight: 96 to 128 KiB per multiprocessor, as two or three tiles of K and V ahead of
     the one at work. One program per multiprocessor then needs the fewest parts to merge, which is what short batches
     pay for. A batch of many rows has little to merge: there four programs, each one smaller tile ahead, hide each
-    other's start and end.
+    other's start and end, if they come in full rounds.
     (The page table is read through the same pipeline, so ``stages`` counts two per tile ahead, and one.)
     """
     padded = limits.pad(head_dim, 16)
@@ -48,7 +52,8 @@ def decode_tiles(head_dim: int, item_bytes: int, rows: int, whole: bool = False)
         if rows < FEW_ROWS or padded > 128:
             return DecodeTiles(block=block, warps=4, stages=5, per_sm=2)
         return DecodeTiles(block=32, warps=1, stages=5, per_sm=8) if whole else DecodeTiles(64, 2, 5, 4)
-    if rows >= MANY_ROWS:
+    rounds = rows / (4 * multiprocessors)
+    if rounds > 1 and rounds / math.ceil(rounds) >= FULL:
         return DecodeTiles(block=block // 2, warps=4, stages=3, per_sm=4)
     return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
 
@@ -90,7 +95,9 @@ class DecodePlan(AttentionPlan):
             scale, device,
         )  # fmt: skip
         rows = batch * kv_heads
-        self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, rows, self.kv_dtype == torch.int8)
+        processors = limits.multiprocessors(self.device)
+        whole = self.kv_dtype == torch.int8
+        self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, rows, whole, processors)
         early = limits.early_launch(self.device)
         self._plain, self._early = limits.launch_options(False), limits.launch_options(early)
         self._scheduled = True
@@ -99,7 +106,7 @@ class DecodePlan(AttentionPlan):
         wide, alone = self.kv_dtype.itemsize == 2, self.tiles.per_sm == 1
         self._late, self._short = wide and not alone, self.tiles.block // 2 if wide and alone else 0
         self._step = self._short or self.tiles.block
-        self.slots = max(1, limits.multiprocessors(self.device) * self.tiles.per_sm // kv_heads)
+        self.slots = max(1, processors * self.tiles.per_sm // kv_heads)
         # a part more than there are slots would wait for one
         self.capacity = batch + self.slots
         self.items = torch.full((self.capacity, 8), -1, dtype=torch.int32, device=self.device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain, islice
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -51,7 +52,7 @@ class Link:
     """
 
     def __init__(self, device: torch.device, chunks: PageChunks, nbytes: int, columns: int, *, inward: bool) -> None:
-        self._inward, self._nbytes, self._columns = inward, nbytes, columns
+        self.inward, self._nbytes = inward, nbytes
         self._kernels, self._copies = torch.cuda.Stream(device), torch.cuda.Stream(device)
         # memory of the stream that uses it first; nothing is freed before both streams have ended their work
         with torch.cuda.stream(self._kernels):
@@ -69,19 +70,17 @@ class Link:
         for _ in range(2 * THREADS):
             self._notes.put(_Note(near, self._copies))
 
-    def holds(self, batch: Sequence[Chunk]) -> bool:
-        """Whether the buffers are large enough."""
-        return all(len(host) <= self._nbytes and len(table) <= self._columns for table, _, host in batch)
-
-    def move(self, batch: Sequence[Chunk]) -> None:
-        """Copy chunks, in order, that ``holds`` is true of. Blocks until they are there."""
-        under_way: deque[_Note] = deque()
+    def move(self, chunks: Iterable[Chunk]) -> None:
+        """Copy chunks, in order, none larger than the buffers. Blocks until they are there, or until those are that
+        came before an error in ``chunks``.
+        """
+        source, under_way = iter(chunks), deque[_Note]()
         try:
-            for first in range(0, len(batch), BATCH):
+            for first in source:
                 note = self._take(under_way)
                 under_way.append(note)
                 with self._lock:
-                    self._queue(note, batch[first : first + BATCH])
+                    self._queue(note, chain((first,), islice(source, BATCH - 1)))
         finally:
             while under_way:
                 self._end(under_way.popleft())
@@ -101,26 +100,26 @@ class Link:
         finally:
             self._notes.put(note)
 
-    def _queue(self, note: _Note, batch: Sequence[Chunk]) -> None:
-        for row, (table, tokens, _) in zip(note.numbers, batch, strict=False):
-            row[0], row[1 : len(table) + 1] = tokens, table
+    def _queue(self, note: _Note, chunks: Iterable[Chunk]) -> None:
         kernels, copies = self._kernels, self._copies
-        before, after = (copies, kernels) if self._inward else (kernels, copies)
+        before, after = (copies, kernels) if self.inward else (kernels, copies)
         try:
             with torch.cuda.stream(copies):
-                for index, (_, _, host) in enumerate(batch):
+                for index, (table, tokens, host) in enumerate(chunks):
                     turn, self._turn = self._turn, (self._turn + 1) % BUFFERS
+                    row = note.numbers[index]
+                    row[0], row[1 : len(table) + 1] = tokens, table
                     before.wait_event(self._free[turn])
                     buffer = self._buffers[turn]
                     near = buffer if len(host) == self._nbytes else buffer[: len(host)]
-                    if self._inward:
+                    if self.inward:
                         near.copy_(host, non_blocking=True)
-                    if not index:
-                        note.upload.launch(kernels)
-                    if self._inward:
+                    # all rows: those of later chunks may be half written, and come again with theirs
+                    note.upload.launch(kernels)
+                    if self.inward:
                         self._hand_over(turn, copies, kernels)
                     self._moves[index][turn].launch(kernels)
-                    if not self._inward:
+                    if not self.inward:
                         self._hand_over(turn, kernels, copies)
                         host.copy_(near, non_blocking=True)
                     self._free[turn].record(after)
