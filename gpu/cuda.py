@@ -168,7 +168,7 @@ class CudaDevice:
         """
         checked = (self._inward(*chunk) for chunk in chunks)
         wanted = (chunk for chunk in checked if chunk[0].max() >= 0)
-        self._move(self._in, wanted, max(chunk[1] for chunk in chunks))
+        self._move(self._in, wanted, max((chunk[1] for chunk in chunks), default=0))
 
     def _inward(self, buffer: memoryview, tokens: int, first_page: int, pages: PageIds) -> Chunk:
         host, ids = self._host(buffer, tokens), checked_pages(pages, len(pages), self.pages)
