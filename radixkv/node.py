@@ -5,6 +5,7 @@ object.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
@@ -75,6 +76,13 @@ class ChunkRecord:
     def dead(self) -> bool:
         """Nothing keeps this record: no tier, no copy, no child."""
         return not (self.tiers[HOST].state or self.tiers[DISK].state or self.busy or self.below)
+
+    def lineage(self) -> Iterator[ChunkRecord]:
+        """This record, its parent, and so on up to the first chunk's."""
+        link: ChunkRecord | None = self
+        while link is not None:
+            yield link
+            link = link.parent
 
 
 @dataclass(slots=True, eq=False, repr=False)

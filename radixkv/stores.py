@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum, auto
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -132,18 +133,11 @@ class Stores:
         """What of a record and its ancestors is to be stored, the last one first: nothing where the record is stored,
         but for holes above it, since what lies behind them is not served.
         """
-        chain: list[ChunkRecord] = []
-        link: ChunkRecord | None = record
         if not stored(record):
-            while link is not None and not link.tiers[HOST].state:
-                chain.append(link)
-                link = link.parent
-        elif self.residency.holes[HOST] or self.residency.holes[DISK]:
-            while link is not None:
-                if not stored(link):
-                    chain.append(link)
-                link = link.parent
-        return chain
+            return list(takewhile(lambda link: not link.tiers[HOST].state, record.lineage()))
+        if self.residency.holes[HOST] or self.residency.holes[DISK]:
+            return [link for link in record.lineage() if not stored(link)]
+        return []
 
     def _pages(self, node: Node, record: ChunkRecord) -> PageIds | None:
         """The device pages of a record on the path to ``node``, that of its tail included; None: not all are there."""

@@ -5,6 +5,7 @@ whom in both tiers. Never hotter leaves for colder ones, or two records would pu
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 from radixkv.core import Flight
 from radixkv.keys import chunk_key
@@ -129,13 +130,9 @@ class Writes:
 
     def write(self, record: ChunkRecord) -> bool:
         """Host to disk, missing ancestors first. True: stored or under way."""
-        chain: list[ChunkRecord] = []
-        link: ChunkRecord | None = record
-        while link is not None and not link.tiers[DISK].state:
-            if link.tiers[HOST].state is not State.READY:
-                return False
-            chain.append(link)
-            link = link.parent
+        chain = list(takewhile(lambda link: not link.tiers[DISK].state, record.lineage()))
+        if any(link.tiers[HOST].state is not State.READY for link in chain):
+            return False
         return all(self.reserve(link) and self.submit(link, link.slot, staging=False) for link in reversed(chain))
 
     def unwanted(self, record: ChunkRecord) -> bool:
