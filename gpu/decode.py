@@ -23,8 +23,8 @@ class DecodeTiles:
 
 
 FULL = 0.9
-"""How full the rounds of a batch must be, two of them or more, for four programs to share a multiprocessor: their items
-are whole sequences, and a last round of few costs as much as a full one."""
+"""How full the rounds of a batch must be for four programs to share a multiprocessor: their items are whole sequences,
+and a last round of few costs as much as a full one."""
 
 FEW_ROWS = 64
 """Below, quantised pages are read by few large programs."""
@@ -53,7 +53,7 @@ def decode_tiles(
             return DecodeTiles(block=block, warps=4, stages=5, per_sm=2)
         return DecodeTiles(block=32, warps=1, stages=5, per_sm=8) if whole else DecodeTiles(64, 2, 5, 4)
     rounds = rows / (4 * multiprocessors)
-    if rounds > 1 and rounds / math.ceil(rounds) >= FULL:
+    if rounds / math.ceil(rounds) >= FULL:
         return DecodeTiles(block=block // 2, warps=4, stages=3, per_sm=4)
     return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
 
