@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from weakref import ref
 
-import numpy as np
+from numpy import frombuffer
 
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
@@ -65,10 +66,11 @@ def acquire(
         base -= size
         rest = prompt[base:].tobytes()
     lease = Lease(
-        plane, root, namespace, tokens, said, node, depth, np.frombuffer(ids, INT32), len(ids) >> 2, device, covered,
+        plane, root, namespace, tokens, said, node, depth, frombuffer(ids, INT32), len(ids) >> 2, device, covered,
         covered, cached, cached, cached, base, rest,
     )  # fmt: skip
-    plane.opened(lease, root)
+    plane.registry[id(lease)] = ref(lease)
+    root.leases += 1
     if decision is not None:
         lease.decision = decision
     if parts or reserve:
@@ -143,9 +145,9 @@ def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes
     """
     ids = found.page_ids()
     stamp(plane, found)
-    depth = found.device_pages
-    end = (found.path[-1] if found.path else root).at(depth)  # the device may end above the match
-    partial = found.partial
+    depth, partial, end = found.device_pages, found.partial, found.path[-1] if found.path else root
+    if end.start >= depth:
+        end = end.at(depth)  # the device ends above the match
     if isinstance(partial, Tail):
         partial.last_use = plane.tree.now
         plane.pool.retain_one(partial.page)
@@ -153,5 +155,8 @@ def _take_path(plane: Plane, root: Root, found: Found) -> tuple[Node, int, bytes
     elif partial is not None:  # a partial hit inside a full page: pinned one page deeper, as part of the tree
         end, depth = partial, depth + 1
         ids += partial.pages[:4]
-    end.pin(depth)
+    if end.pins or not depth:
+        end.pin(depth)
+    else:
+        end.pins = [depth]
     return end, depth, ids

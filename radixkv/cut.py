@@ -27,7 +27,9 @@ def _drop_pages(tree: PrefixTree, node: Node, keep: int) -> None:
     if node.pages:
         tree.offer_victim(node)
     elif node.parent is not None:
-        tree.count_resident(node.parent, -1)
+        node.parent.resident_children -= 1
+        if not node.parent.resident_children:
+            tree.bared(node.parent)
 
 
 def cut(residency: Residency, hint: Node, depth: int, tokens: bytes, keep: int) -> Node | None:

@@ -38,7 +38,7 @@ def evict(tree: PrefixTree, want: int) -> int:
             left -= taken
         if not cut:
             break
-        freed += tree.pool.leave(b"".join(cut) if len(cut) > 1 else cut[0])
+        freed += tree.pool.leave(b"".join(cut))
     return freed
 
 
@@ -58,34 +58,27 @@ def trim(tree: PrefixTree, node: Node, want: int) -> int:
 
 def _cut(tree: PrefixTree, node: Node, want: int) -> bytes:
     """``trim`` but for the pool: the ids (int32 bytes) of the pages cut."""
-    if node.resident_children or not node.pages:
+    pages, parent, low = node.pages, node.parent, 0
+    if node.resident_children or not pages or parent is None:
         return b""
-    pool, resident = tree.pool, len(node.pages) >> 2
-    low = resident - want if resident > want else 0
-    if node.pins:
-        low = max(low, node.pins[-1] - node.start)
-    if low >= resident:
-        return b""  # pinned to its end: ``unpin`` offers it again
-    blocked = False
-    if pool.n_busy:
-        busy = np.flatnonzero(pool.busy[node.page_ids(low)])
-        if len(busy):
-            blocked = True
+    if len(pages) > 4 * want or node.pins or tree.pool.n_busy:
+        resident, loose = len(pages) >> 2, _first_loose(tree, node)
+        low = max(loose, resident - want)
+        if low == loose and tree.pool.n_busy:
             tree.blocked.append(node)
-            low += int(busy[-1]) + 1
-            if low >= resident:
-                return b""
-    if want < tree.grow_pages and resident > tree.cut_pages:  # all of a long edge would be copied for a few pages
-        tree.split(node, resident - tree.grow_pages)
-        low -= resident - tree.grow_pages
+        if low >= resident:
+            return b""  # ``unpin`` or ``unblock`` offers it again
+        if want < tree.grow_pages and resident > tree.cut_pages:  # all of a long edge would be copied for a few pages
+            tree.split(node, resident - tree.grow_pages)
+            pages, low = node.pages, low - (resident - tree.grow_pages)
     if low:
-        ids, node.pages = node.pages[4 * low :], node.pages[: 4 * low]
-        if not blocked:
-            tree.offer_victim(node)
+        ids, node.pages = pages[4 * low :], pages[: 4 * low]
+        tree.offer_victim(node)
     else:
-        ids, node.pages = node.pages, b""
-        if node.parent is not None:
-            tree.count_resident(node.parent, -1)
+        ids, node.pages = pages, b""
+        parent.resident_children -= 1
+        if not parent.resident_children:
+            tree.bared(parent)
     tree.prune(node)
     return ids
 

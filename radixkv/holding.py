@@ -215,7 +215,9 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         return True
 
     def _give_back(self) -> None:
-        plane, depth = self._plane, self._depth
+        plane, root, depth = self._plane, self._root, self._depth
+        plane.registry.pop(id(self), None)
+        root.leases -= 1
         own = self._entries - depth
         if own == 1:
             plane.pool.release_one(self._table.item(depth))
@@ -229,8 +231,8 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
             plane.pool.release(self._spare)
             self._spare = NO_SPARE
         plane.tree.unpin(self._node, depth)
-        if not self._root.children:
-            plane.tree.forget_root(self._root)
+        if not root.children:
+            plane.tree.forget_root(root)
 
     def _fence_rest(self, fence: Fence) -> None:
         """The last work may still touch any page of the table: none goes to another owner before the fence, and the one

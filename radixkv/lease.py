@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import msgspec
 import numpy as np
@@ -272,7 +273,8 @@ class Lease(Holding):
             twin = msgspec.structs.replace(self, _node=node, _table=table, _spare=NO_SPARE)
             for pages in (twin._table[twin._depth :], *twin._duplicates):
                 plane.pool.retain(pages)
-            plane.opened(twin, twin._root)
+            plane.registry[id(twin)] = ref(twin)
+            twin._root.leases += 1
             return twin
 
     def close(self, keep: int | None = None, fence: Fence | None = None) -> None:
@@ -294,9 +296,8 @@ class Lease(Holding):
 
     def finish(self, keep: int | None = None, fence: Fence | None = None) -> None:
         """``close``, on the way of something else: under the lock, and without a look at what has ended."""
-        plane = self._plane
+        plane, depth = self._plane, self._depth
         self.closed = True
-        plane.ended(self, self._root)
         loading, end = self._load is not None or self.failed, self.committed
         if keep is not None:
             end = min(max(keep, self._matched), end)
@@ -305,8 +306,12 @@ class Lease(Holding):
         elif self.failed:
             if fence is not None:
                 self._fence_rest(fence)
-        elif fence is not None or plane.stores.active or self._unpublished(end):
+        elif fence is not None or plane.stores.active:
             self._end(end, fence)
+        elif end > depth * plane.tree.page_tokens and (  # the tree has the last page unless something was committed
+            end > self._matched or not plane.pool.cached.item(self._table.item(depth))
+        ):
+            self._end(end, None)
         self._give_back()
         if end < self.committed and not loading:
             start = self._depth * plane.tree.page_tokens - self._base
@@ -321,14 +326,7 @@ class Lease(Holding):
     def abandon(self) -> None:
         """Give everything back and publish nothing: the acquire that made this lease fails."""
         self.closed = True
-        self._plane.ended(self, self._root)
         self._give_back()
-
-    def _unpublished(self, end: int) -> bool:
-        """Whether the tree does not have the last page yet, as it does where nothing has been committed."""
-        if end <= self._depth * self._plane.tree.page_tokens:
-            return False
-        return end > self._matched or not self._plane.pool.cached.item(self._table.item(self._depth))
 
     def _end(self, end: int, fence: Fence | None) -> None:
         plane = self._plane

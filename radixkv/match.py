@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 import msgspec
+import numpy as np
 
 from radixkv.node import Node, Root, Tail, common_tokens
 from radixkv.tree import PrefixTree
-from radixkv.types import Tokens
+from radixkv.types import INT32, Tokens
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +50,9 @@ class Found(msgspec.Struct, eq=False):
 
     def page_ids(self) -> bytes:
         """Ids (int32 bytes) of the device pages the prompt covers. To be asked before the path is split."""
-        return b"".join([node.pages for node in self.path])[: 4 * self.device_pages]
+        path = self.path
+        ids = path[0].pages if len(path) == 1 else b"".join([node.pages for node in path])
+        return ids[: 4 * self.device_pages]
 
     def device_tokens(self, page_tokens: int) -> int:
         """Leading tokens the device alone can give."""
@@ -71,65 +74,54 @@ def begins(tree: PrefixTree, root: Root, page: bytes) -> bool:
 
 def find(tree: PrefixTree, root: Root, tokens: Tokens, min_partial_tokens: int = 1) -> Found:
     """Walk ``tokens`` down from ``root``. They are read where they are: a copy would cost as much as the walk."""
-    found = _walk(tree, root, tokens)
-    at = found.pages * tree.page_tokens
-    if found.device_pages == found.pages and at < len(tokens):
-        last = found.path[-1] if found.path else root
-        if found.within < 0:
-            found.partial_tokens, found.partial = _partial(tree, last, tokens[at : at + tree.page_tokens])
-        elif found.extra and found.resident > found.pages:
-            found.partial_tokens, found.partial = found.extra, last
-        if found.partial_tokens < min_partial_tokens:
-            found.partial_tokens, found.partial = 0, None
-    return found
-
-
-def _walk(tree: PrefixTree, node: Node, tokens: Tokens) -> Found:
-    size, n = tree.page_tokens, len(tokens)
+    size, n, node = tree.page_tokens, len(tokens), root
+    at, within, extra, resident = 0, -1, 0, 0
     path: list[Node] = []
-    at, last = 0, n - size
-    while at <= last:
-        children = node.children
-        child = children.get(tokens[at : at + size].tobytes()) if children else None
+    page = tokens[:size].tobytes()
+    while at + size <= n and (children := node.children):
+        child = children.get(page)
         if child is None:
             break
         path.append(child)
-        node = child
-        end = child.end * size
-        if end == at + size:  # its key is its whole edge
-            at = end
-            continue
-        part = tokens[at:end]
-        if end > n or not child.edge.startswith(part):  # type: ignore[arg-type]  # see common_tokens
-            within, extra = divmod(common_tokens(child.edge, 0, part), size)
-            return _found(path, at // size + within, extra, within)
+        node, end = child, child.end * size
+        if end > at + size:  # else its key is its whole edge
+            part = tokens[at:end]
+            if end > n or not child.edge.startswith(part):  # type: ignore[arg-type]  # see common_tokens
+                within, extra = divmod(common_tokens(child.edge, 0, part), size)
+                at += within * size
+                break
         at = end
-    return _found(path, at // size)
-
-
-def _found(path: list[Node], pages: int, extra: int = 0, within: int = -1) -> Found:
-    resident = 0
-    for node in reversed(path):
-        if node.pages:  # what is above it is resident too
-            resident = node.start + (len(node.pages) >> 2)
+        page = tokens[at : at + size].tobytes()
+    pages = at // size
+    for passed in reversed(path):
+        if passed.pages:  # what is above it is resident too
+            resident = passed.start + (len(passed.pages) >> 2)
             break
-    return Found(path, pages, extra, within, resident, pages if pages < resident else resident)
+    device, partial, partial_tokens = pages if pages < resident else resident, None, 0
+    if device == pages and at < n:
+        if within >= 0:
+            if extra and resident > pages:
+                partial, partial_tokens = node, extra
+        elif node.children or node.tails:
+            partial, partial_tokens = _partial(tree, node, page)
+        if partial_tokens < min_partial_tokens:
+            partial, partial_tokens = None, 0
+    return Found(path, pages, extra, within, resident, device, partial, partial_tokens)
 
 
-def _partial(tree: PrefixTree, node: Node, page: Tokens) -> tuple[int, Tail | Node | None]:
+def _partial(tree: PrefixTree, node: Node, page: bytes) -> tuple[Tail | Node | None, int]:
     """The device page below a node's end that has most tokens in common with ``page``: its tails, then its newest
     children.
     """
     best = 0
     entry: Tail | Node | None = None
-    key = page.tobytes()
-    first = key[:4]  # the first token first: a fork's children nearly always differ in it
+    first = page[:4]  # the first token first: a fork's children nearly always differ in it
     for tail in node.tails or ():
         edge = tail.edge
-        if key.startswith(edge):
+        if page.startswith(edge):
             same = len(edge) >> 2
         elif edge.startswith(first):
-            same = common_tokens(edge, 0, page)
+            same = common_tokens(edge, 0, np.frombuffer(page, INT32))
         else:
             continue
         if same > best:
@@ -137,7 +129,7 @@ def _partial(tree: PrefixTree, node: Node, page: Tokens) -> tuple[int, Tail | No
     if node.children:
         for start, child in islice(reversed(node.children.items()), tree.partial_children):
             if start.startswith(first) and child.pages:
-                same = common_tokens(start, 0, page)
+                same = common_tokens(start, 0, np.frombuffer(page, INT32))
                 if same > best:
                     best, entry = same, child
-    return best, entry
+    return entry, best

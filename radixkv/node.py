@@ -148,13 +148,9 @@ class Node:
             insort(self.pins, depth)
 
     def drop_pin(self, depth: int) -> None:
-        """One pin at ``depth`` goes."""
-        pins = self.pins
-        assert pins is not None
-        if len(pins) > 1:
-            del pins[bisect_left(pins, depth)]
-        else:
-            self.pins = None
+        """One pin at ``depth`` of several goes."""
+        assert self.pins is not None
+        del self.pins[bisect_left(self.pins, depth)]
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from radixkv.core import Core, Flight
 from radixkv.errors import WrongProcess
 from radixkv.evict import evict
 from radixkv.loads import Loads
-from radixkv.node import DISK, Node, Root, State
+from radixkv.node import DISK, Node, State
 from radixkv.plan import TouchPlan
 from radixkv.protocols import Lock
 from radixkv.residency import Residency
@@ -64,7 +64,7 @@ class Plane:
         self.writes = Writes(self.residency)
         self.loads = Loads(self.writes)
         self.stores = Stores(self.writes)
-        self._leases: dict[int, ref[Any]] = {}  # open leases by id(): for audits and statistics
+        self.registry: dict[int, ref[Any]] = {}  # open leases by id(): for audits and statistics
         self.dropped: deque[Any] = deque()  # leases that were garbage-collected open: finalisers only enqueue
         self.touched: deque[Node] = deque(maxlen=4096)  # ends of paths used since their last uses were written to disk
         self.jobs: list[Any] = []  # prefetches under way
@@ -79,7 +79,7 @@ class Plane:
     @property
     def leases(self) -> list[Any]:
         """The open leases, those that were dropped included, each once: a finaliser may leave its reference alive."""
-        alive = [lease for weak in list(self._leases.values()) if (lease := weak()) is not None]
+        alive = [lease for weak in list(self.registry.values()) if (lease := weak()) is not None]
         return list({id(lease): lease for lease in (*alive, *self.dropped)}.values())
 
     def slots(self, pages: PageIndex) -> Slots:
@@ -95,16 +95,6 @@ class Plane:
             part = out[at : at + len(offsets)]
             part += offsets[: len(part)]
         return out
-
-    def opened(self, lease: Any, root: Root) -> None:
-        """Remember an open lease of a namespace, without keeping it alive."""
-        self._leases[id(lease)] = ref(lease)
-        root.leases += 1
-
-    def ended(self, lease: Any, root: Root) -> None:
-        """Forget a lease that closes."""
-        self._leases.pop(id(lease), None)
-        root.leases -= 1
 
     def drain(self) -> None:
         """Apply finished work: fences that have passed, copies that have landed, reads that now find a buffer."""

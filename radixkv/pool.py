@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from struct import Struct
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from radixkv.errors import OutOfPages
 from radixkv.types import INT32, INTP, PageIds, PageIndex
 
+_ONE = Struct("<i").unpack
 CACHED, FILL = 1 << 32, 48
 """In a page's word: the mark of the tree's, and the shift of the fill; its ref count is the low half."""
 
@@ -134,7 +136,7 @@ class PagePool:
         draining.
         """
         if len(ids) == 4:  # one number costs a tenth of an index array of one
-            return self.leave_one(int.from_bytes(ids, "little"))
+            return self.leave_one(_ONE(ids)[0])
         index = np.frombuffer(ids, INT32).astype(INTP)
         self.cached[index] = False
         self.n_cached -= len(index)

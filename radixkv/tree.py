@@ -135,7 +135,10 @@ class PrefixTree(Paths):
         if not depth:
             return
         node = hint if hint.start < depth else hint.at(depth)
-        node.drop_pin(depth)
+        if node.pins == [depth]:
+            node.pins = None
+        else:
+            node.drop_pin(depth)
         if not node.queued and not node.resident_children:
             self.offer_victim(node)
 
@@ -153,10 +156,9 @@ class PrefixTree(Paths):
             entry.queued = True
             self.victims.push(entry)
 
-    def count_resident(self, node: Node, change: int) -> None:
-        """``node`` gained or lost a device-resident child or tail."""
-        node.resident_children += change
-        if change < 0 and not node.resident_children and node.pages and not node.queued and node.parent is not None:
+    def bared(self, node: Node) -> None:
+        """``node`` has lost its last device-resident child or tail."""
+        if node.pages and not node.queued:
             self.offer_victim(node)
 
     # structure
@@ -247,11 +249,10 @@ class PrefixTree(Paths):
         if have == len(pages):
             return
         own = pages[have:]
-        if within + have == 0:
-            assert node.parent is not None
+        if within + have == 0 and node.parent is not None:
             self._claim(node.parent, key, off)
         if not node.pages and node.parent is not None:
-            self.count_resident(node.parent, 1)
+            node.parent.resident_children += 1
         node.pages += own.tobytes()
         self.pool.enter(own)
 
@@ -261,11 +262,13 @@ class PrefixTree(Paths):
         """
         size, full = self.page_bytes, node.end - node.start
         count = (len(key) - off) // size
-        if ids is not None and node.tails:
-            self._claim(node, key, off)
+        if ids is not None:
+            for tail in node.tails or ():  # those that say less than the page about to stand there go
+                if key.startswith(tail.edge, off):
+                    self.drop_tail(tail)
         in_place = (
             not node.children and not node.tails and node.parent is not None and full + count <= self.grow_pages
-            and (ids is None or node.resident == full)
+            and (ids is None or len(node.pages) == 4 * full)
         )  # fmt: skip
         if count > self.edge_pages:
             count = self.edge_pages
@@ -281,7 +284,7 @@ class PrefixTree(Paths):
             node.children = {}
         node.children[edge[:size]] = child
         if pages:
-            self.count_resident(node, 1)
+            node.resident_children += 1
         return child, count
 
     # tails
@@ -296,11 +299,13 @@ class PrefixTree(Paths):
         """A tail leaves the tree. Returns the pages freed."""
         node = tail.parent
         tail.alive = False
-        others = len(node.tails or ()) > 1  # a new list: whoever drops tails is in the middle of this one
-        node.tails = [other for other in node.tails or () if other is not tail] if others else None
+        tails = node.tails or ()  # a new list: whoever drops tails is in the middle of this one
+        node.tails = [other for other in tails if other is not tail] if len(tails) > 1 else None
         self.unfilled -= self.page_tokens - (len(tail.edge) >> 2)
         freed = self.pool.leave_one(tail.page)
-        self.count_resident(node, -1)
+        node.resident_children -= 1
+        if not node.resident_children:
+            self.bared(node)
         return freed
 
     def add_tail(self, hint: Node, depth: int, edge: bytes, page: int) -> None:
@@ -337,7 +342,7 @@ class PrefixTree(Paths):
         tail = Tail(edge, page, node, self.now)
         node.tails = [*(node.tails or ()), tail]
         self.unfilled += self.page_tokens - (len(edge) >> 2)
-        self.count_resident(node, 1)
+        node.resident_children += 1
         self.offer_victim(tail)
 
     def newest_children(self, node: Node) -> Iterator[Node]:

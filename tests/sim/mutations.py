@@ -186,7 +186,11 @@ MUTATIONS = (
         "        tree.split(node, resident",
         "        node = tree.split(node, resident",
     ),
-    _one("the hottest page goes first", "policy.py", "        return last_use\n", "        return -last_use\n"),
+    Mutation(
+        "the hottest page goes first",
+        "radixkv/policy.py",
+        (("import index\n", "import neg\n"), ("staticmethod(index)", "staticmethod(neg)")),
+    ),
     _one("a flush forgets conversation ends", "flush.py", "if not any(map(_safe, said)):", "if False:"),
     _one(
         "a new revision keeps its root's key",
