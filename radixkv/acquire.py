@@ -43,7 +43,7 @@ def acquire(
     if root is None or root.namespace is None:
         root = tree.root(namespace, core.storage)
     known = prompt if said is None or said.limit is None else prompt[: said.limit]
-    found = find(tree, root, known, core.config.policy.min_partial_tokens)
+    found = find(tree, root, known)
     tokens, base = len(prompt), found.device_pages * size
     rest = prompt[base:].tobytes()
     if not checked and found.pages * size < tokens:

@@ -93,7 +93,7 @@ class Cache:
                 if not checked:
                     check_signs(prompt)
                 return NOTHING
-            found, n = find(tree, root, known, core.config.policy.min_partial_tokens), len(prompt)
+            found, n = find(tree, root, known), len(prompt)
             if not checked and found.pages * size < n:
                 check_signs(prompt, found.pages * size)
             device = host = covered = found.device_tokens(size)

@@ -80,6 +80,7 @@ class Core:
             page_tokens=layout.page_tokens,
             chunk_tokens=layout.chunk_tokens,
             partial_children=config.policy.partial_children,
+            min_partial_tokens=config.policy.min_partial_tokens,
         )
         self.slots = HostSlots(host_chunks(config), layout.chunk_tokens)
         self.staging = HostSlots(config.host.staging_chunks if config.host.capacity_bytes else 0, layout.chunk_tokens)

@@ -220,7 +220,8 @@ class Lease(Holding):
                     check_signs(array, max(0, inside))
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
-            if inside > 0:
+            off = 4 * (first - self._base)  # with media the tokens are not those that were said
+            if inside > 0 and (self._said or not self._tokens.startswith(said, off)):  # type: ignore[arg-type]
                 self._check_prompt(said, first)
             plane.drain()
             if self.failed:

@@ -69,10 +69,10 @@ def begins(tree: PrefixTree, root: Root, page: bytes) -> bool:
         for start in islice(reversed(children), tree.partial_children):
             if start.startswith(first):
                 return True
-    return bool(root.tails or root.shorts)
+    return root.tails is not None or root.shorts is not None
 
 
-def find(tree: PrefixTree, root: Root, tokens: Tokens, min_partial_tokens: int = 1) -> Found:
+def find(tree: PrefixTree, root: Root, tokens: Tokens) -> Found:
     """Walk ``tokens`` down from ``root``. They are read where they are: a copy would cost as much as the walk."""
     size, n, node = tree.page_tokens, len(tokens), root
     at, within, extra, resident = 0, -1, 0, 0
@@ -104,7 +104,7 @@ def find(tree: PrefixTree, root: Root, tokens: Tokens, min_partial_tokens: int =
                 partial, partial_tokens = node, extra
         elif node.children or node.tails:
             partial, partial_tokens = _partial(tree, node, page)
-        if partial_tokens < min_partial_tokens:
+        if partial_tokens < tree.min_partial_tokens:
             partial, partial_tokens = None, 0
     return Found(path, pages, extra, within, resident, device, partial, partial_tokens)
 
@@ -115,18 +115,18 @@ def _partial(tree: PrefixTree, node: Node, page: bytes) -> tuple[Tail | Node | N
     """
     best = 0
     entry: Tail | Node | None = None
-    first = page[:4]  # the first token first: a fork's children nearly always differ in it
     for tail in node.tails or ():
         edge = tail.edge
         if page.startswith(edge):
             same = len(edge) >> 2
-        elif edge.startswith(first):
+        elif edge.startswith(page[:4]):
             same = common_tokens(edge, 0, np.frombuffer(page, INT32))
         else:
             continue
         if same > best:
             best, entry = same, tail
     if node.children:
+        first = page[:4]  # the first token first: a fork's children nearly always differ in it
         for start, child in islice(reversed(node.children.items()), tree.partial_children):
             if start.startswith(first) and child.pages:
                 same = common_tokens(start, 0, np.frombuffer(page, INT32))

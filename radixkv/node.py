@@ -4,7 +4,7 @@ object.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
@@ -146,11 +146,6 @@ class Node:
             self.pins = [depth]
         else:
             insort(self.pins, depth)
-
-    def drop_pin(self, depth: int) -> None:
-        """One pin at ``depth`` of several goes."""
-        assert self.pins is not None
-        del self.pins[bisect_left(self.pins, depth)]
 
 
 @dataclass(slots=True)

@@ -99,7 +99,7 @@ def prefetch(plane: Plane, namespace: Namespace, tokens: Tokens, to: str) -> Job
     else:
         root = tree.peek(namespace, plane.core.storage)
         if root is not None:
-            found = find(tree, root, tokens, plane.core.config.policy.min_partial_tokens)
+            found = find(tree, root, tokens)
             every, _ = cover(plane.residency, root, found, tokens, found.device_tokens(tree.page_tokens))
             stamp(plane, found)
             parts = [part for part in every if part.record.tiers[HOST].state is not State.READY]

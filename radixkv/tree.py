@@ -7,7 +7,7 @@ on it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
@@ -50,6 +50,7 @@ class PrefixTree(Paths):
         page_tokens: int,
         chunk_tokens: int,
         partial_children: int = 8,
+        min_partial_tokens: int = 1,
         edge_tokens: int = EDGE_TOKENS,
         grow_tokens: int = GROW_TOKENS,
     ) -> None:
@@ -59,6 +60,7 @@ class PrefixTree(Paths):
         self.grow_pages = max(1, min(edge_tokens, grow_tokens) // page_tokens)
         self.cut_pages = 4 * self.grow_pages  # of a longer edge a part is split off before a few pages are cut
         self.partial_children = partial_children
+        self.min_partial_tokens = min_partial_tokens
         self.roots: dict[bytes, Root] = {}  # those that requests find, by digest of the namespace
         self.known: dict[bytes, Root] = {}  # all, by root key: also from a disk index, or of a revision that is over
         self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
@@ -135,10 +137,11 @@ class PrefixTree(Paths):
         if not depth:
             return
         node = hint if hint.start < depth else hint.at(depth)
-        if node.pins == [depth]:
+        pins = node.pins or []
+        if len(pins) == 1:
             node.pins = None
         else:
-            node.drop_pin(depth)
+            del pins[bisect_left(pins, depth)]
         if not node.queued and not node.resident_children:
             self.offer_victim(node)
 
@@ -299,8 +302,8 @@ class PrefixTree(Paths):
         """A tail leaves the tree. Returns the pages freed."""
         node = tail.parent
         tail.alive = False
-        tails = node.tails or ()  # a new list: whoever drops tails is in the middle of this one
-        node.tails = [other for other in tails if other is not tail] if len(tails) > 1 else None
+        others = len(node.tails or ()) > 1  # a new list: whoever drops tails is in the middle of this one
+        node.tails = [other for other in node.tails or () if other is not tail] if others else None
         self.unfilled -= self.page_tokens - (len(tail.edge) >> 2)
         freed = self.pool.leave_one(tail.page)
         node.resident_children -= 1
