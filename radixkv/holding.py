@@ -168,10 +168,9 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         """
         plane, depth = self._plane, self._depth
         tree, pool = plane.tree, plane.pool
-        start = 4 * (depth * tree.page_tokens - self._base)
-        stop = 4 * (upto * tree.page_tokens - self._base)
-        own = self._table[depth:upto]
-        node, kept = tree.insert(self._node, depth, self._tokens[start:stop], own, handed=True)
+        base, size = 4 * self._base, tree.page_bytes
+        key, own = self._tokens[depth * size - base : upto * size - base], self._table[depth:upto]
+        node, kept = tree.insert(self._node, depth, key, own, handed=True)
         if kept is not None and kept is not own:
             theirs = own != kept
             pool.release(own[~theirs])

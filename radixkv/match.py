@@ -74,7 +74,8 @@ def begins(tree: PrefixTree, root: Root, page: bytes) -> bool:
 
 def find(tree: PrefixTree, root: Root, tokens: Tokens) -> Found:
     """Walk ``tokens`` down from ``root``. They are read where they are: a copy would cost as much as the walk."""
-    size, n, node = tree.page_tokens, len(tokens), root
+    node: Node = root
+    size, n = tree.page_tokens, len(tokens)
     at, within, extra, resident = 0, -1, 0, 0
     path: list[Node] = []
     page = tokens[:size].tobytes()
@@ -97,7 +98,8 @@ def find(tree: PrefixTree, root: Root, tokens: Tokens) -> Found:
         if passed.pages:  # what is above it is resident too
             resident = passed.start + (len(passed.pages) >> 2)
             break
-    device, partial, partial_tokens = pages if pages < resident else resident, None, 0
+    device, partial_tokens = pages if pages < resident else resident, 0
+    partial: Tail | Node | None = None
     if device == pages and at < n:
         if within >= 0:
             if extra and resident > pages:

@@ -336,12 +336,8 @@ class PrefixTree(Paths):
         if node.tails and len(node.tails) >= TAILS:
             self.drop_tail(min(node.tails, key=_last_use))
         self.pool.enter_one(page)
-        self.hang_tail(node, edge, page)
-        if self.pool.ref[page] == 1:
+        if self.pool.ref.item(page) == 1:
             self.pool.fill[page] = len(edge) >> 2  # the last holder goes: rubbish past the claim is nobody's
-
-    def hang_tail(self, node: Node, edge: bytes, page: int) -> None:
-        """A cached page becomes a tail of ``node``."""
         tail = Tail(edge, page, node, self.now)
         node.tails = [*(node.tails or ()), tail]
         self.unfilled += self.page_tokens - (len(edge) >> 2)
