@@ -50,8 +50,12 @@ def run(folder: Path, seed: int, into: int = 1) -> None:
 
 
 def store(driver: Driver, tokens: list[int]) -> bool:
-    """Compute a prompt. False: stores in flight hold the pages it needs."""
-    session = driver.lease(tokens, fill=False)
+    """Compute a prompt. False: stores in flight hold the pages it needs, to load what is cached or to go on."""
+    try:
+        session = driver.lease(tokens, fill=False)
+    except OutOfPages:
+        driver.cache.tick()
+        return False
     try:
         session.lease.wait()
         session.fill()
