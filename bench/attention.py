@@ -98,16 +98,21 @@ def timed(launches: Launches, least_ms: float = 15.0) -> float:
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
+    return replayed(graph, least_ms) * 1e3 / len(launches)
+
+
+def replayed(graph: torch.cuda.CUDAGraph, least_ms: float, runs: int = 7) -> float:
+    """Median milliseconds of a replay, over as many as take ``least_ms``, ``runs`` at least."""
     times: list[float] = []
     graph.replay()
-    while len(times) < 7 or sum(times) < least_ms:
+    while len(times) < runs or sum(times) < least_ms:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2] * 1e3 / len(launches)
+    return sorted(times)[len(times) // 2]
 
 
 def copy_ceiling() -> float:

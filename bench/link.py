@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from bench.attention import Inputs, Row, ours
+from bench.attention import Inputs, Row, ours, replayed
 from radixkv.gpu.cuda import CudaDevice
 from radixkv.layout import KVLayout
 from radixkv.mover import ThreadMover
@@ -149,20 +149,11 @@ def beside(place: Place, row: Row, pool: tuple[torch.Tensor, torch.Tensor]) -> N
         for launch in launches:
             launch()
 
-    def replayed(least_ms: float) -> float:
-        times: list[float] = []
-        graph.replay()
-        while len(times) < 15 or sum(times) < least_ms:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-        return sorted(times)[len(times) // 2] * 1e3 / len(launches)
+    def launch_us(least_ms: float) -> float:
+        return replayed(graph, least_ms, runs=15) * 1e3 / len(launches)
 
-    alone = replayed(60.0)
-    print(f"{row.name}: alone {alone:.1f} us, again {replayed(60.0):.1f}", flush=True)
+    alone = launch_us(60.0)
+    print(f"{row.name}: alone {alone:.1f} us, again {launch_us(60.0):.1f}", flush=True)
     kinds: tuple[tuple[str, Callable[[Sequence[str], threading.Event], int]], ...] = (
         ("plain copies", partial(plain_copies, place)),
         ("chunks", place.keep_moving),
@@ -179,7 +170,7 @@ def beside(place: Place, row: Row, pool: tuple[torch.Tensor, torch.Tensor]) -> N
             began = time.perf_counter()
             thread.start()
             time.sleep(0.05)
-            us = replayed(200.0)
+            us = launch_us(200.0)
             stop.set()
             thread.join()
             moved = counts[0] * place.size / (time.perf_counter() - began) / 1e9

@@ -191,3 +191,8 @@ def write(plan: int, n: int, *, slot: int = 0, count: int = 16, use: int = 1, st
 def store(plan: int, *, slot: int = 0, pages: Sequence[int] = (0, 1, 2, 3), count: int = 16) -> StorePlan:
     """A store of pages to host memory."""
     return StorePlan(plan, ids(*pages), count, slot)
+
+
+def lane_threads() -> list[str]:
+    """Names of the mover's threads that are alive."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("radixkv"))
