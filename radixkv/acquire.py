@@ -11,7 +11,7 @@ from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
 from radixkv.estimate import Decision, Step, decide
 from radixkv.holding import Said
-from radixkv.keys import Namespace, check_signs
+from radixkv.keys import SHORT_BYTES, Namespace, check_signs
 from radixkv.lease import Lease
 from radixkv.loading import MOVE, REQUEST, RESUME, Purpose, begin, usable
 from radixkv.match import Found, find
@@ -47,7 +47,8 @@ def acquire(
     tokens, base = len(prompt), found.device_pages * size
     rest = prompt[base:].tobytes()
     if not checked and found.pages * size < tokens:
-        check_signs(prompt, base, rest)
+        if len(rest) > SHORT_BYTES or not rest[3::4].isascii():  # a sign among the highest bytes
+            check_signs(prompt, base)
     device = covered = base + found.partial_tokens
     parts: list[Part] = []
     left: list[Part] = []

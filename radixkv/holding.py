@@ -153,7 +153,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
             core.add_fence(fence, fresh)
             core.add_fence(fence, old, write=False)
         core.counters.cow_copies += 1
-        pool.fill[page] = offset
+        pool.fills[page] = offset
         if not self._table.flags.writeable:
             self._extend(NO_PAGES)
         self._table[entry] = page

@@ -125,10 +125,8 @@ def plain_tokens(tokens: Any) -> tuple[Tokens, bool]:
     return _converted(tokens), True
 
 
-def check_signs(tokens: Tokens, first: int = 0, data: bytes = b"") -> None:
-    """Raise InvalidTokens for the first negative token from position ``first`` on. data: their bytes, if known."""
-    if data and len(data) <= SHORT_BYTES and data[3::4].isascii():
-        return  # no sign among the highest bytes
+def check_signs(tokens: Tokens, first: int = 0) -> None:
+    """Raise InvalidTokens for the first negative token from position ``first`` on."""
     rest = tokens[first:] if first else tokens
     if len(rest) and rest.item(rest.argmin()) < 0:  # half the time of a reduction
         at = first + int((rest < 0).argmax())

@@ -133,13 +133,13 @@ class Lease(Holding):
             entry, offset = divmod(position, size)
             if n == 1 and not skip and offset and entry < self._entries and not pool.n_incoming:
                 page = self._table.item(entry)
-                if pool.fill.item(page) <= offset:  # a decode step inside a page of one's own: nothing to take or copy
-                    pool.fill[page] = offset + 1
+                if pool.fills[page] <= offset:  # a decode step inside a page of one's own: nothing to take or copy
+                    pool.fills[page] = offset + 1
                     self.length = end
                     slots = np.empty(1, INT64)
                     slots[0] = page * size + offset
                     return slots
-            copy = n > skip and entry < self._entries and pool.fill.item(self._table.item(entry)) > offset
+            copy = n > skip and entry < self._entries and pool.fills[self._table.item(entry)] > offset
             if n > skip and pool.n_incoming and entry < self._entries and pool.incoming[self._table[entry]]:
                 raise LeaseNotSettled("a load still writes the page this append goes on: call wait first")
             last, old = -(-end // size), self._entries
@@ -160,10 +160,10 @@ class Lease(Holding):
             left = end - (last - 1) * size  # tokens of the last page; all new pages are marked full so far
             if entry < old:
                 page, fill = touched.item(0), size if len(touched) > 1 else left
-                if pool.fill.item(page) < fill:
-                    pool.fill[page] = fill
+                if pool.fills[page] < fill:
+                    pool.fills[page] = fill
             if len(touched) > 1 or entry >= old:
-                pool.fill[touched.item(-1)] = left
+                pool.fills[touched.item(-1)] = left
             slots = self._plane.slots(touched)[offset : offset + n - skip]
             return np.concatenate((np.full(skip, -1, np.int64), slots)) if skip else slots
 
@@ -191,8 +191,8 @@ class Lease(Holding):
             entry, left = divmod(n, size)
             if left and entry >= self._depth:
                 page = int(self._table[entry])
-                if pool.ref[page] == 1 and not pool.cached[page]:  # nobody else relies on what was there
-                    pool.fill[page] = left
+                if pool.refs[page] == 1 and not pool.marks[page]:  # nobody else relies on what was there
+                    pool.fills[page] = left
 
     def commit(self, tokens: Any, fence: Fence | None = None) -> None:
         """Make tokens [committed, committed + n) visible: their KV is written, or will be at ``fence`` (None: nothing
@@ -310,7 +310,7 @@ class Lease(Holding):
         elif fence is not None or plane.stores.active:
             self._end(end, fence)
         elif end > depth * plane.tree.page_tokens and (  # the tree has the last page unless something was committed
-            end > self._matched or not plane.pool.cached.item(self._table.item(depth))
+            end > self._matched or not plane.pool.marks[self._table.item(depth)]
         ):
             self._end(end, None)
         self._give_back()

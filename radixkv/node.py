@@ -108,7 +108,7 @@ class Node:
     children: dict[bytes, Node] | None = None
     records: list[ChunkRecord] | None = None
     shorts: list[ChunkRecord] | None = None
-    tails: list[Tail] | None = None
+    tails: tuple[Tail, ...] | None = None
     pins: list[int] | None = None
 
     @property

@@ -302,8 +302,8 @@ class PrefixTree(Paths):
         """A tail leaves the tree. Returns the pages freed."""
         node = tail.parent
         tail.alive = False
-        others = len(node.tails or ()) > 1  # a new list: whoever drops tails is in the middle of this one
-        node.tails = [other for other in node.tails or () if other is not tail] if others else None
+        others = len(node.tails or ()) > 1
+        node.tails = tuple([other for other in node.tails or () if other is not tail]) if others else None
         self.unfilled -= self.page_tokens - (len(tail.edge) >> 2)
         freed = self.pool.leave_one(tail.page)
         node.resident_children -= 1
@@ -321,7 +321,7 @@ class PrefixTree(Paths):
             node = self.split(node, within)
         if node.children and any(c.pages and c.edge.startswith(edge) for c in self.newest_children(node)):
             return
-        for tail in list(node.tails or ()):
+        for tail in node.tails or ():
             if tail.edge.startswith(edge):
                 tail.last_use = self.now
                 return
@@ -331,15 +331,15 @@ class PrefixTree(Paths):
                     tail.edge, tail.last_use = edge, self.now
                     return
                 self.drop_tail(tail)
-        if self.pool.cached[page]:
+        if self.pool.marks[page]:
             return  # a sibling's claim on the same page says at least as much
         if node.tails and len(node.tails) >= TAILS:
             self.drop_tail(min(node.tails, key=_last_use))
         self.pool.enter_one(page)
-        if self.pool.ref.item(page) == 1:
-            self.pool.fill[page] = len(edge) >> 2  # the last holder goes: rubbish past the claim is nobody's
+        if self.pool.refs[page] == 1:
+            self.pool.fills[page] = len(edge) >> 2  # the last holder goes: rubbish past the claim is nobody's
         tail = Tail(edge, page, node, self.now)
-        node.tails = [*(node.tails or ()), tail]
+        node.tails = (*(node.tails or ()), tail)
         self.unfilled += self.page_tokens - (len(edge) >> 2)
         node.resident_children += 1
         self.offer_victim(tail)
