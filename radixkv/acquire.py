@@ -46,9 +46,8 @@ def acquire(
     found = find(tree, root, known)
     tokens, base = len(prompt), found.device_pages * size
     rest = prompt[base:].tobytes()
-    if not checked and found.pages * size < tokens:
-        if len(rest) > SHORT_BYTES or not rest[3::4].isascii():  # a sign among the highest bytes
-            check_signs(prompt, base)
+    if not checked and found.pages * size < tokens and (len(rest) > SHORT_BYTES or not rest[3::4].isascii()):
+        check_signs(prompt, base)
     device = covered = base + found.partial_tokens
     parts: list[Part] = []
     left: list[Part] = []

@@ -63,7 +63,7 @@ def _clear_root(plane: Plane, root: Root, tier: str | None = None, unused_since:
     if tier in (None, "device"):
         before = plane.pool.n_cached
         for node in reversed(nodes):
-            for tail in list(node.tails or ()):
+            for tail in node.tails or ():
                 if tail.last_use <= until and not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
                     tree.drop_tail(tail)
                     tree.prune(node)
@@ -105,7 +105,7 @@ def _unused(nodes: list[Node], root: Root, until: int) -> list[Node]:
     """
     used: set[Node | None] = {root}
     for node in reversed(nodes):
-        if node in used or any(entry.last_use > until for entry in (node, *(node.tails or ()))):
+        if node in used or node.newest_use > until:
             used |= {node, node.parent}
     return [node for node in nodes if node not in used]
 

@@ -112,6 +112,11 @@ class Node:
     pins: list[int] | None = None
 
     @property
+    def newest_use(self) -> int:
+        """The last use of the node or one of its tails."""
+        return max([self.last_use, *[tail.last_use for tail in self.tails or ()]])
+
+    @property
     def resident(self) -> int:
         """Pages of the resident head."""
         return len(self.pages) >> 2

@@ -34,8 +34,8 @@ class PagePool:
     lease that has not settled holds it), *private* (``ref`` > 0 and neither), or *draining* (nobody's, but a copy or
     fence still touches it: ``busy`` > 0). ``fill`` is the number of leading tokens of a page that somebody relies on: a
     write at or past it may go in place, any other copies first. ``ref`` counts leases that hold a page themselves;
-    pages protected by a lease's pin in the tree are not counted. ``refs``, ``marks`` and ``fills`` are ``ref``, ``cached``
-    and ``fill`` for one page at a time, in half an array's time.
+    pages protected by a lease's pin in the tree are not counted. ``refs``, ``marks`` and ``fills`` are ``ref``,
+    ``cached`` and ``fill`` for one page at a time, in half an array's time.
     """
 
     def __init__(self, pages: int, page_tokens: int) -> None:
@@ -46,7 +46,7 @@ class PagePool:
         self.ref: npt.NDArray[np.int32] = self._words.view(np.int32)[::2]
         self.cached: npt.NDArray[np.bool_] = self._words.view(np.bool_)[4::8]
         self.fill: npt.NDArray[np.uint16] = self._words.view(np.uint16)[3::4]
-        self.refs, self.marks, self.fills = memoryview(self.ref), memoryview(self.cached), memoryview(self.fill)
+        self.refs, self.marks, self.fills = self.ref.data, self.cached.data, self.fill.data
         self._full = np.array(page_tokens << FILL | CACHED, np.uint64)  # the word of a page that only the tree has
         self.loading: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
         self.busy: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # copies and fences that still touch the page

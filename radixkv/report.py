@@ -162,7 +162,7 @@ def _report(plane: Plane, root: Root, named: dict[str, str]) -> NamespaceStats:
         disk_chunks=len(disk),
         disk_bytes=sum(r.disk_bytes for r in disk),
         open_leases=root.leases,
-        last_use=max(entry.last_use for node in nodes for entry in (node, *(node.tails or ()))),
+        last_use=max(node.newest_use for node in nodes),
     )
 
 

@@ -94,8 +94,8 @@ MUTATIONS = (
     _one(
         "copy-on-write looks at the ref count",
         "lease.py",
-        "pool.fill.item(self._table.item(entry)) > offset",
-        "pool.ref.item(self._table.item(entry)) > 1",
+        "pool.fills[self._table.item(entry)] > offset",
+        "pool.refs[self._table.item(entry)] > 1",
     ),
     Mutation(
         "room for a child is made by evicting its parent",
@@ -177,7 +177,7 @@ MUTATIONS = (
     _one(
         "a truncate lowers a fill that others rely on",
         "lease.py",
-        "if pool.ref[page] == 1 and not pool.cached[page]:  # nobody",
+        "if pool.refs[page] == 1 and not pool.marks[page]:  # nobody",
         "if True:  # nobody",
     ),
     _one(
