@@ -54,7 +54,7 @@ class Extent:
 
     def give_back(self, env: Environment) -> None:
         """Cut off what was set aside and not used: nobody has touched it, or ever will through this map."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, lmdb.Error):  # of an environment that could not be opened anew
             os.ftruncate(self._fd, self.used_bytes(env))
 
     def used_bytes(self, env: Environment) -> int:

@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import socket
+import stat
 import struct
 import time
 import weakref
@@ -62,29 +63,46 @@ def _said_holder(folder: Path) -> str:
 
 def holder(folder: Path) -> str:
     """Who writes the store in ``folder``, in words; "" where nobody does. Raises OSError."""
-    try:
-        fd = os.open(folder / WRITER_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return ""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment: a writer that starts just then tries again
-    except BlockingIOError:
-        return _said_holder(folder)
-    finally:
-        os.close(fd)
+    for path, flags in ((folder, os.O_DIRECTORY), (folder / WRITER_FILE, 0)):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        except FileNotFoundError:
+            return ""
+        try:
+            _lock(fd, fcntl.LOCK_SH)  # for a moment: a writer that starts just then tries again
+        except BlockingIOError:
+            return _said_holder(folder)
+        finally:
+            os.close(fd)
     return ""
+
+
+def _lock(fd: int, kind: int) -> None:
+    """Raises BlockingIOError where somebody holds it, and OSError, but not for a file system without locks on folders,
+    as NFS is one.
+    """
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise
 
 
 class WriterLock:
     """An exclusive lock on a store's folder. The kernel drops it when its process dies, however it dies.
 
-    The file says who holds it. Raises StoreLocked naming the folder and the holder where it is held already, by this
-    process too; OSError where no lock file can be.
+    Held twice, on a file that says who holds it, and on the folder: a file may be tidied away under its holder. Raises
+    StoreLocked naming the folder and the holder where it is held already, by this process too; OSError where no lock
+    file can be.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / WRITER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fds = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         try:
+            self._take()
+            self._fds.append(os.open(folder / WRITER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
             self._take()
         except BlockingIOError:
             self.release()
@@ -94,13 +112,13 @@ class WriterLock:
             raise
         _held.add(self)
         with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed; the lock holds all the same
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, msgspec.json.encode(_this_process()), 0)
+            os.ftruncate(self._fds[1], 0)
+            os.pwrite(self._fds[1], msgspec.json.encode(_this_process()), 0)
 
     def _take(self) -> None:
         for tries_left in reversed(range(_TRIES)):
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(self._fds[-1], fcntl.LOCK_EX)
                 return
             except BlockingIOError:
                 if not tries_left:
@@ -109,8 +127,8 @@ class WriterLock:
 
     def release(self) -> None:
         """Give the lock back. Idempotent. A forked copy is only closed, never unlocked: the lock stays the parent's."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        fds, self._fds = self._fds, []
+        for fd in fds:
             os.close(fd)
 
     def __del__(self) -> None:

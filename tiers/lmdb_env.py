@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from radixkv.errors import StoreFormat
+from radixkv.errors import RadixKVError, StoreFormat
 from radixkv.tiers.extent import Extent
-from radixkv.tiers.folder import COPY_FILE
+from radixkv.tiers.folder import COPY_FILE, DATA_FILE
+from radixkv.tiers.readers import MAX_READERS, begin, make_table, opening
 
 if TYPE_CHECKING:
     from lmdb import Environment, Transaction, _Database
@@ -27,7 +28,6 @@ FORMAT_VERSION = 1
 _OVERHEAD_BYTES = 128 << 10
 """Of pages in use for trees and lists, where free pages are guessed from what records take."""
 
-MAX_READERS = 512
 SPARE_BYTES = 1 << 20
 """Of the file system, set aside for the pages that deletes need; a 64th of the cap where that is less."""
 
@@ -100,6 +100,7 @@ class Store:
         self._gate = Gate()
         self._closed = False
         self._connect()
+        self._place = self._extent.identity
 
     @property
     def forked(self) -> bool:
@@ -121,7 +122,7 @@ class Store:
         """A read transaction; its views are valid inside it only. Raises Unavailable."""
         with self._gate.entered():
             self._extent.check(self._env)
-            with self._env.begin(buffers=True) as txn:
+            with begin(self._env) as txn:
                 yield txn
 
     def room_for(self, nbytes: int, held_bytes: int) -> bool:
@@ -145,10 +146,12 @@ class Store:
     @contextmanager
     def writing(self, nbytes: int = 0) -> Iterator[Transaction[memoryview]]:
         """A write transaction, of about ``nbytes`` bytes; it is committed when the block ends, dropped when it raises.
-        Its views are valid until something is written. Raises Unavailable.
+        Its views are valid until something is written. Raises Unavailable, and OSError where the file is not in its
+        place any more: nobody would find what is written to it.
         """
         with self._gate.entered():
             self._extent.check(self._env)
+            self._check_place()
             txn = self._env.begin(write=True, buffers=True)
             try:
                 yield txn
@@ -173,7 +176,13 @@ class Store:
     def flush(self) -> None:
         """Make everything committed durable, where transactions are not."""
         with self._gate.entered():
+            self._check_place()
             self._env.sync(True)
+
+    def _check_place(self) -> None:
+        found = (self.folder / DATA_FILE).stat()
+        if (found.st_dev, found.st_ino) != self._place:
+            raise OSError(f"another file is in the place of its {DATA_FILE}")
 
     def reconnect(self) -> None:
         """Open the environment anew: LMDB refuses everything after a meta page could not be written.
@@ -182,10 +191,14 @@ class Store:
         """
         if self._closed or self.forked:
             raise Unavailable("the disk store is closed")
+        self._check_place()  # the lock is for the folder that was opened
         self._gate.shut()
         self._env.close()
         self._extent.close()
-        self._connect()
+        try:
+            self._connect()
+        except RadixKVError as error:
+            raise Unavailable(str(error)) from error
         self._gate.reopen()
 
     def close(self) -> None:
@@ -215,7 +228,17 @@ def fresh_copy(folder: Path, map_bytes: int) -> Iterator[tuple[Environment, list
 
 
 def environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False, readonly: bool = False) -> Environment:
-    """Open a folder's environment, or a copy that lies in one file and that nobody else can see."""
+    """Open a folder's environment, or a copy that lies in one file and that nobody else can see.
+
+    Raises lmdb.Error, OSError, and StoreLocked for a process that has another's id.
+    """
+    if not copy:
+        make_table(path)
+    with opening(path):
+        return _environment(path, map_bytes, sync=sync, copy=copy, readonly=readonly)
+
+
+def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool, readonly: bool) -> Environment:
     return lmdb.open(
         str(path),
         subdir=not copy,

@@ -10,6 +10,7 @@ from radixkv.errors import ConfigError
 from radixkv.tiers.census import Census, repair, take_census
 from radixkv.tiers.folder import DATA_FILE, damage, set_aside, sync_folder
 from radixkv.tiers.lmdb_env import Store
+from radixkv.tiers.readers import clear_unfinished
 from radixkv.tiers.salvage import mend
 from radixkv.tiers.shrink import shrink
 from radixkv.tiers.space import Space
@@ -33,6 +34,7 @@ def open_store(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
     operator must mend.
     """
     try:
+        clear_unfinished(folder)
         found = damage(folder)
         if found is not None and not found.cut:
             set_aside(folder, found.reason, space.map_bytes)
@@ -48,7 +50,13 @@ def open_store(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
 
 
 def _open(folder: Path, space: Space, sync: bool) -> tuple[Store, Census]:
-    store = Store(folder, space.map_bytes, sync)
+    fresh = not (folder / DATA_FILE).exists()
+    try:
+        store = Store(folder, space.map_bytes, sync)
+    except (OSError, lmdb.Error):
+        if fresh:  # what a full disk leaves of one is no damage
+            (folder / DATA_FILE).unlink(missing_ok=True)
+        raise
     try:
         sync_folder(folder)  # LMDB syncs the file, not its name
         census = take_census(store)

@@ -22,6 +22,7 @@ from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import DATA_FILE, damage, map_bytes
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import Gate, Unavailable, databases, environment
+from radixkv.tiers.readers import begin
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class ReadOnlyStore:
         self._follow()
         with self._gate.entered():
             self._extent.check(self._env)
-            with self._env.begin(buffers=True) as txn:
+            with begin(self._env) as txn:
                 yield txn
 
     def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
@@ -128,7 +129,9 @@ class ReadOnlyStore:
                     self._cached = None
                 finally:
                     self._gate.reopen()
-        except (lmdb.Error, StoreFormat) as error:
+        except Unavailable:
+            raise
+        except (lmdb.Error, OSError, StoreFormat, StoreLocked) as error:
             raise Unavailable(f"disk store {self.folder}: {error}") from error
 
     def _current(self) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +27,26 @@ def run_here(module: str, function: str, *arguments: str) -> str:
     return done.stdout
 
 
-def start_here(module: str, function: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start the function in a new process, its standard output a pipe."""
-    return subprocess.Popen(command(module, function, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def start_here(
+    module: str, function: str, *arguments: str, stdin: int | None = None, under: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start the function in a new process, its standard output a pipe. under: a command that starts it."""
+    whole = [*under, *command(module, function, *arguments)]
+    return subprocess.Popen(whole, cwd=ROOT, stdin=stdin, stdout=subprocess.PIPE, text=True)
+
+
+def on_a_small_disk(folder: Path, nbytes: int, module: str, function: str, *arguments: str) -> str:
+    """As ``run_here``, the first argument a file system of ``nbytes`` bytes, in a mount namespace that goes with its
+    process. Skips where none can be mounted.
+    """
+    point = folder / "small"
+    point.mkdir()
+    script = f'mount -t tmpfs -o size={nbytes} tmpfs "$1" && echo mounted && shift && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(point), *command(module, function, str(point), *arguments)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if not done.stdout.startswith("mounted"):
+        pytest.skip("no file system can be mounted here")
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
+    return done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from radixkv.keys import Namespace, root_key
 from radixkv.plan import Outcome
 from radixkv.tiers import lmdb_env
 from radixkv.tiers.disk import DiskTier
+from radixkv.tiers.folder import holder
 from tests.tiers.chunks import CHUNK_BYTES, TOKENS, chain, item, keys
 from tests.tiers.contract import check_gauges, read
 from tests.tiers.process import run_here, start_here
@@ -314,18 +316,52 @@ def try_open_readonly(folder: str, mode: str) -> None:
     path.chmod(0o755)
 
 
-def test_d14_a_folder_removed_while_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["removed", "moved", "another", "file replaced"])
+def test_d14_a_folder_taken_away_while_open(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "store"
     tier = open_tier(folder)
     chunk, other = item(0), item(1)
     tier.write([chunk])
-    for name in os.listdir(folder):
-        (folder / name).unlink()
-    folder.rmdir()
-    assert read(tier, chunk) == (Outcome.OK, True)
-    assert tier.write([other])[0][0] is Outcome.OK
-    assert read(tier, other) == (Outcome.OK, True)
+    if how == "removed":
+        shutil.rmtree(folder)
+    elif how == "file replaced":
+        shutil.copy(folder / "data.mdb", folder / "copy")
+        (folder / "copy").replace(folder / "data.mdb")
+    else:
+        folder.rename(tmp_path / "moved")
+    if how == "another":
+        new = open_tier(folder)
+    assert read(tier, chunk) == (Outcome.OK, True), "what is open can be read"
+    assert tier.write([other]) == [(Outcome.ERROR, 0)], "nobody would find it"
+    assert (tier.delete([chunk.row.key]), tier.undeleted) == (0, frozenset([chunk.row.key]))
+    assert not tier.sync(), "nothing is safe there"
+    assert (tier.stats().entries, tier.stats().errors) == (1, 3)
+    assert len(caplog.records) == 1 and str(folder) in caplog.text, "said once"
+    if how == "another":
+        assert new.write([other])[0][0] is Outcome.OK
+        tier._store._env.close()  # as if LMDB had given up: what is opened anew must not be the other's
+        assert read(tier, chunk) == (Outcome.ERROR, False)
+        assert tier.write([chunk]) == [(Outcome.ERROR, 0)]
+        assert [row.key for row in new.scan()] == [other.row.key]
+        check_gauges(new)
+        new.close()
+    if how == "moved":
+        (tmp_path / "moved").rename(folder)
+        assert tier.write([other])[0][0] is Outcome.OK and tier.sync(), "it is back"
     tier.close()
+
+
+def test_e5_a_lock_file_tidied_away_is_no_lock_given_up(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    (tmp_path / "writer.lock").unlink()
+    with pytest.raises(StoreLocked, match=str(tmp_path)):
+        open_tier(tmp_path)
+    assert "StoreLocked" in run_here(MODULE, "try_open", str(tmp_path))
+    assert holder(tmp_path) == "another cache or process"
+    tier.close()
+    assert holder(tmp_path) == ""
+    (tmp_path / "writer.lock").write_text("left behind")
+    open_tier(tmp_path).close()
 
 
 @pytest.mark.parametrize("capacity_bytes", [0, 1, 1000, 65536, 100_000, (512 << 10) - 1])

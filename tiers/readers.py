@@ -1,0 +1,91 @@
+"""LMDB's table of readers: a file of its own that every process with the store open maps and writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from radixkv.errors import StoreLocked
+from radixkv.tiers.folder import READERS_FILE
+
+if TYPE_CHECKING:
+    from lmdb import Environment, Transaction
+
+MAX_READERS = 512
+_TABLE_BYTES = (MAX_READERS + 2) * 64
+"""A cache line for each reader, two for what comes before them."""
+
+_NO_TABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP)
+"""A folder that cannot be written, or has no links: LMDB itself does without, or says so."""
+
+
+def make_table(folder: Path) -> None:
+    """Give the table its room on disk, where there is none yet. Raises OSError where the file system has none.
+
+    LMDB makes a file of holes, and dies of SIGBUS when it writes the first reader into one on a full file system.
+    The file gets its name once it is closed: whoever closes a table in use drops LMDB's locks on it.
+    """
+    path = folder / READERS_FILE
+    if path.exists():
+        return
+    made = folder / f"{READERS_FILE}.new-{secrets.token_hex(8)}"
+    try:
+        made.write_bytes(bytes(_TABLE_BYTES))
+        os.link(made, path)
+    except (FileExistsError, FileNotFoundError):  # another process was first, or clears the folder for its own
+        return
+    except OSError as error:
+        if error.errno not in _NO_TABLE:
+            raise
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what processes left that died in ``make_table``. Raises OSError."""
+    for made in folder.glob(f"{READERS_FILE}.new-*"):
+        made.unlink(missing_ok=True)
+
+
+def begin(env: Environment) -> Transaction[memoryview]:
+    """A read transaction. Where the table is full, readers whose process has died make room.
+
+    Raises lmdb.ReadersFullError where all of them live.
+    """
+    try:
+        return env.begin(buffers=True)
+    except lmdb.ReadersFullError:
+        env.reader_check()
+    try:
+        return env.begin(buffers=True)
+    except lmdb.ReadersFullError:
+        raise _full() from None
+
+
+def _full() -> lmdb.ReadersFullError:
+    return lmdb.ReadersFullError(f"{MAX_READERS} readers are inside, and no more can be")
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """Say in words what the table may have against one more process, which LMDB meets when it opens an environment.
+
+    Raises StoreLocked where another process has this one's id: LMDB tells processes by it alone, and two containers
+    may both have one. Raises lmdb.ReadersFullError.
+    """
+    try:
+        yield
+    except lmdb.LockError as error:
+        raise StoreLocked(
+            f"disk store {folder} is open in a process of another container that has the id {os.getpid()} as well: "
+            f"processes that share a store need ids of their own, so one pid namespace for all of them"
+        ) from error
+    except lmdb.ReadersFullError:
+        raise _full() from None
