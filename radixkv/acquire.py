@@ -10,12 +10,11 @@ from numpy import frombuffer
 from radixkv.coverage import Part, cover
 from radixkv.errors import OutOfPages
 from radixkv.estimate import Decision, Step, decide
-from radixkv.holding import Said
+from radixkv.holding import Said, begin
 from radixkv.keys import SHORT_BYTES, Namespace, check_signs
 from radixkv.lease import Lease
-from radixkv.loading import MOVE, REQUEST, RESUME, Purpose, begin, usable
 from radixkv.match import Found, find
-from radixkv.node import HOST, Node, Root, State, Tail
+from radixkv.node import Node, Root, Tail, Uses
 from radixkv.plan import LoadPlan, ReadPlan
 from radixkv.plane import EAGER_STORES, Plane
 from radixkv.types import INT32, Tokens
@@ -26,13 +25,15 @@ def acquire(
     namespace: Namespace,
     prompt: Tokens,
     reserve: int,
-    purpose: Purpose = REQUEST,
     said: Said | None = None,
     *,
+    resume: bool = False,
+    move: bool = False,
     checked: bool = True,
 ) -> Lease:
-    """A lease on ``prompt``, as it is matched; ``reserve`` tokens beyond it have pages set aside. checked: whether its
-    signs have been looked at. Raises OutOfPages or InvalidTokens, taking nothing.
+    """A lease on ``prompt``, as it is matched; ``reserve`` tokens beyond it have pages set aside. resume: of a
+    preempted request that comes back. move: of a prefetch, which is no request and computes nothing. checked: whether
+    the signs have been looked at. Raises OutOfPages or InvalidTokens, taking nothing.
     """
     core, tree, size = plane.core, plane.tree, plane.tree.page_tokens
     plane.drain()
@@ -53,14 +54,15 @@ def acquire(
     left: list[Part] = []
     decision: Decision | None = None
     if tree.n_records and covered < len(known):
-        parts, covered = cover(plane.residency, root, found, known, covered)
-        if parts and purpose is not MOVE:
-            decision, covered = _weigh(plane, found, parts, covered, tokens)
+        parts = cover(plane.residency, root, found, known, covered)
+        if parts and not move:
+            decision = _weigh(plane, covered, parts, tokens)
             parts, left = parts[: decision.parts], parts[decision.parts :]
         if parts:
             found.partial, found.partial_tokens = None, 0
-            device = base
-    cached = covered if covered < tokens else usable(tokens, covered, purpose)
+            device, covered = base, parts[-1].covered
+    last = tokens if move or not tokens else tokens - 1  # a request computes its last token, for the logits
+    cached = covered if covered < last else last
     node, depth, ids = _take_path(plane, root, found)
     if cached < base:  # all of the prompt is there: its last token, which is yet to be committed, is in the last page
         base -= size
@@ -73,25 +75,18 @@ def acquire(
     root.leases += 1
     if decision is not None:
         lease.decision = decision
+    uses = tree.resumed if resume else Uses() if move else root.uses
     if parts or reserve:
         try:
-            begin(lease, parts, reserve, purpose)
+            begin(lease, parts, reserve, last, uses)
         except OutOfPages:
             lease.abandon()
             raise
-    counters = core.counters
-    if purpose is REQUEST:
-        uses = root.uses
-        uses.queries += 1
-        uses.queried_tokens += tokens
-        if not parts:
-            uses.device_hit_tokens += device if device < cached else cached
-    elif purpose is RESUME:
-        counters.resumed_queries += 1
-        counters.resumed_tokens += tokens
-        if not parts:
-            counters.resumed_hit_tokens += cached
-    counters.shared_pages += found.device_pages + (found.partial is not None)
+    uses.queries += 1
+    uses.queried_tokens += tokens
+    if not parts:
+        uses.device_hit_tokens += cached
+    core.counters.shared_pages += found.device_pages + (found.partial is not None)
     if left:
         plane.loads.refresh(left[0].record)
     if plane.stores.jobs:
@@ -99,26 +94,17 @@ def acquire(
     return lease
 
 
-def _weigh(plane: Plane, found: Found, parts: list[Part], covered: int, prompt: int) -> tuple[Decision, int]:
-    """How many leading parts are worth loading, and the tokens covered with them."""
-    core, ahead, size = plane.core, plane.core.under_way, plane.tree.page_tokens
-    have = found.device_tokens(size)
-    steps, page = list[Step](), found.device_pages
-    for part in parts:
-        page += part.pages
-        nbytes = plane.residency.tokens(part.record) * core.layout.token_bytes
-        from_disk = part.record.tiers[HOST].state is not State.READY
-        steps.append(Step(max(have, min(page * size, covered)), nbytes, from_disk))
+def _weigh(plane: Plane, have: int, parts: list[Part], prompt: int) -> Decision:
+    """How many leading parts are worth loading, where the device has ``have`` tokens of ``prompt``."""
+    core, ahead = plane.core, plane.core.under_way
+    steps = [Step(part.covered, plane.residency.bytes(part.record), part.from_disk) for part in parts]
     decision = decide(core.estimates, have, prompt, steps, disk_ahead=ahead[ReadPlan], host_ahead=ahead[LoadPlan])
-    if decision.parts < len(parts) and not steps[decision.parts].from_disk and core.estimates.host_is_due():
-        count, every = decision.parts + 1, decision.tokens + decision.skipped_tokens
-        tokens = steps[count - 1].covered - have
-        decision = replace(decision, parts=count, tokens=tokens, skipped_tokens=every - tokens)
-        covered = have + tokens
-    if decision.parts < len(parts):
-        core.counters.recomputed_tokens += decision.skipped_tokens
-        covered = steps[decision.parts - 1].covered if decision.parts else have
-    return decision, covered
+    count = decision.parts
+    if count < len(parts) and not parts[count].from_disk and core.estimates.host_is_due():
+        every, tokens = decision.tokens + decision.skipped_tokens, parts[count].covered - have
+        decision = replace(decision, parts=count + 1, tokens=tokens, skipped_tokens=every - tokens)
+    core.counters.recomputed_tokens += decision.skipped_tokens
+    return decision
 
 
 def stamp(plane: Plane, found: Found) -> None:

@@ -121,19 +121,19 @@ def _leases(plane: Plane, walk: _Walk) -> None:
     refs = np.zeros(plane.pool.pages, np.int64)
     found: dict[Node, Counter[int]] = {}
     for lease in plane.leases:
-        view = lease.inspect()
-        table = view.table.tolist()
+        node, depth, pages, counted = lease.inspect()
+        table = pages.tolist()
         _must(not lease.closed, "open leases are open")
         _must(lease.committed <= lease.length, "committed <= length", lease.committed, lease.length)
         _must(len(set(table)) == len(table), "a page stands once in a block table", table)
-        if view.depth:
-            node = view.node.at(view.depth)
-            _must(node in walk.nodes, "a pin leads into the tree", view.depth)
-            resident = node.start < view.depth <= node.resident_end
-            _must(resident, "a pinned page is resident", view.depth, node.resident_end)
-            found.setdefault(node, Counter())[view.depth] += 1
-        for pages in view.pages:
-            np.add.at(refs, pages, 1)
+        if depth:
+            node = node.at(depth)
+            _must(node in walk.nodes, "a pin leads into the tree", depth)
+            resident = node.start < depth <= node.resident_end
+            _must(resident, "a pinned page is resident", depth, node.resident_end)
+            found.setdefault(node, Counter())[depth] += 1
+        for held in counted:
+            np.add.at(refs, held, 1)
     _same("pins are the leases'", found, walk.pins)
     wrong = np.flatnonzero(refs != plane.pool.ref)
     _must(not len(wrong), "ref counts are the leases'", wrong.tolist())

@@ -22,7 +22,6 @@ from radixkv.evict import evict
 from radixkv.holding import Said
 from radixkv.keys import Namespace, as_tokens, check_signs, plain_tokens
 from radixkv.lease import Lease
-from radixkv.loading import REQUEST, RESUME
 from radixkv.match import NOTHING, Match, begins, find
 from radixkv.media import Span
 from radixkv.plane import Plane
@@ -98,8 +97,8 @@ class Cache:
                 check_signs(prompt, found.pages * size)
             device = host = covered = found.device_tokens(size)
             if tree.n_records and device < len(known):
-                parts, covered = cover(plane.residency, root, found, known, device)
-                host = host_tokens(parts, found, size, device, covered)
+                parts = cover(plane.residency, root, found, known, device)
+                host, covered = host_tokens(parts, device), parts[-1].covered if parts else device
         return Match(device, host, covered, covered, covered if covered < n else n - 1)
 
     def try_lookup(self, namespace: Namespace, tokens: Any, wait_s: float = 0.0) -> Match | None:
@@ -137,18 +136,17 @@ class Cache:
         if type(namespace) is not Namespace:
             self._check_namespace(namespace)
         prompt, checked = plain_tokens(tokens)
-        purpose = RESUME if resume else REQUEST
         plane = self._plane
         with plane.lock:
             if plane.closed:
                 self._check_open()
             if not media:
-                return acquire(plane, namespace, prompt, reserve_tokens, purpose, checked=checked)
+                return acquire(plane, namespace, prompt, reserve_tokens, resume=resume, checked=checked)
             if not checked:
                 check_signs(prompt)
             key, limit = plane.core.media.key(prompt, media)
             said = Said(prompt.tobytes(), limit if limit < len(prompt) else None)
-            return acquire(plane, namespace, np.frombuffer(key, INT32), reserve_tokens, purpose, said)
+            return acquire(plane, namespace, np.frombuffer(key, INT32), reserve_tokens, said, resume=resume)
 
     def evict(self, pages: int) -> int:
         """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all

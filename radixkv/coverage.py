@@ -15,26 +15,25 @@ BRANCHES = 16
 
 class Part(msgspec.Struct, eq=False):
     """One line of a load plan: ``pages`` pages of ``record`` from its page ``first`` on, into the block table from
-    entry ``at`` on.
+    entry ``at`` on. covered: leading tokens of the prompt that are there with it.
 
-    held: the plan still keeps the record. pending: its bytes are not in host memory yet. from_disk: they had to be
+    held: the plan still keeps the record. pending: its bytes are not in host memory yet. from_disk: they have to be
     read.
     """
 
     record: ChunkRecord
     first: int
     pages: int
+    covered: int
+    from_disk: bool
     at: int = -1
     held: bool = False
     pending: bool = False
-    from_disk: bool = False
 
 
-def cover(residency: Residency, root: Root, found: Found, tokens: Tokens, have: int) -> tuple[list[Part], int]:
-    """Parts to load beyond the device's ``have`` tokens, in order, and the tokens covered with them (at least
-    ``have``).
-    """
-    tree = residency.tree
+def cover(residency: Residency, root: Root, found: Found, tokens: Tokens, have: int) -> list[Part]:
+    """Parts to load beyond the device's ``have`` tokens, in order."""
+    tree, size = residency.tree, residency.tree.page_tokens
     parts: list[Part] = []
     page = found.device_pages
     index = page // tree.chunk_pages
@@ -43,14 +42,17 @@ def cover(residency: Residency, root: Root, found: Found, tokens: Tokens, have: 
         for record in (node.records or ())[max(0, index - base) :]:
             if record.index != index or record.end > found.pages or not residency.readable(record):
                 break
-            parts.append(Part(record, page - index * tree.chunk_pages, record.end - page))
+            parts.append(_part(record, page - index * tree.chunk_pages, record.end - page, record.end * size))
             page = record.end
             index += 1
-    covered = max(have, page * tree.page_tokens)
-    best, covered = _furthest(residency, root, found, tokens, index, covered)
+    best, covered = _furthest(residency, root, found, tokens, index, max(have, page * size))
     if best is not None:
-        parts.append(Part(best, page - index * tree.chunk_pages, -(-covered // tree.page_tokens) - page))
-    return parts, covered
+        parts.append(_part(best, page - index * tree.chunk_pages, -(-covered // size) - page, covered))
+    return parts
+
+
+def _part(record: ChunkRecord, first: int, pages: int, covered: int) -> Part:
+    return Part(record, first, pages, covered, record.tiers[HOST].state is not State.READY)
 
 
 def _furthest(
@@ -85,12 +87,10 @@ def _furthest(
     return best, covered
 
 
-def host_tokens(parts: list[Part], found: Found, page_tokens: int, have: int, covered: int) -> int:
+def host_tokens(parts: list[Part], have: int) -> int:
     """Leading tokens covered without a disk read: up to the first part that the host does not have."""
-    page, tokens = found.device_pages, have
     for part in parts:
-        if part.record.tiers[HOST].state is not State.READY:
+        if part.from_disk:
             break
-        page += part.pages
-        tokens = max(have, min(page * page_tokens, covered))
-    return tokens
+        have = part.covered
+    return have

@@ -1,34 +1,28 @@
-"""What a lease holds: its pin in the tree, its block table, and the pages it counts references for."""
+"""What a lease holds: its pin in the tree, its block table, and the pages it counts references for; and how what outer
+tiers have of its prompt arrives.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from radixkv.coverage import Part
+from radixkv.errors import OutOfPages
 from radixkv.estimate import Decision
 from radixkv.keys import Namespace
-from radixkv.node import Node, Root
+from radixkv.loads import Waiter
+from radixkv.node import Node, Root, Uses
 from radixkv.plane import Plane
 from radixkv.protocols import Fence
 from radixkv.types import INT32, PageIds, PageIndex
 
 NO_PAGES: PageIds = np.empty(0, np.int32)
 NO_SPARE: PageIndex = np.empty(0, np.intp)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a lease holds, for audits: its pin, its block table, and the page arrays it counts references for."""
-
-    node: Node
-    depth: int
-    table: PageIds
-    pages: tuple[PageIds | PageIndex, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +44,11 @@ class Hit:
     disk_tokens: int = 0
 
 
-class Arriving(Protocol):
-    """What outer tiers have yet to bring for a lease: a ``loading.Load``."""
-
-    parts: list[Part]
-    deadline: float  # reads are given up then; 0: no sooner than policy.load_timeout_s
-
-    def hit(self) -> Hit:
-        """Where the cached tokens come from, as far as known."""
-
-    def give_up(self) -> None:
-        """What has not been read yet is left for compute."""
-
-    def leave(self) -> None:
-        """The lease closes before it has settled."""
-
-
 class Holding(msgspec.Struct, eq=False, weakref=True):
     """Pages up to ``_depth`` are the tree's, protected by one pin at (``_node``, ``_depth``); those of the block table
     past it, duplicates of pages the tree already had, and reserved pages are held by ref count.
 
-    A struct because its constructor costs a third of a method's. Fields with an underscore are shared by the modules
-    that make up a lease: this one, ``loading`` and ``lease``.
+    A struct because its constructor costs a third of a method's. Fields with an underscore are shared with ``lease``.
     """
 
     _plane: Plane
@@ -93,7 +70,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
     _tokens: bytes  # of the tokens from _base on, as they are matched: to the prompt's end, or to committed past it
     _spare: PageIndex = NO_SPARE
     _duplicates: tuple[PageIds, ...] = ()
-    _load: Arriving | None = None  # until it has settled
+    _load: Load | None = None  # until it has settled
     _hit: Hit | None = None  # known once a load has settled
     decision: Decision | None = None  # what of the outer tiers was worth loading; None: they had nothing
     closed: bool = False
@@ -113,10 +90,10 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         view.flags.writeable = False
         return view
 
-    def inspect(self) -> Held:
-        """What it holds now (for audits)."""
+    def inspect(self) -> tuple[Node, int, PageIds, tuple[PageIds | PageIndex, ...]]:
+        """What it holds now, for audits: node and depth of its pin, block table, pages it counts references for."""
         table = self._table[: self._entries]
-        return Held(self._node, self._depth, table, (table[self._depth :], *self._duplicates, self._spare))
+        return self._node, self._depth, table, (table[self._depth :], *self._duplicates, self._spare)
 
     def _extend(self, pages: PageIds | PageIndex) -> None:
         size = self._entries + len(pages)
@@ -242,3 +219,106 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
                 self._plane.core.add_fence(fence, pages.copy())
         if self._depth:
             self._plane.core.add_fence(fence, self._table[: self._depth].copy(), write=False)
+
+
+class Load(Waiter):
+    """The parts of a lease's prompt that come from outer tiers, until the lease has settled."""
+
+    def __init__(self, lease: Holding, parts: list[Part], last: int, uses: Uses) -> None:
+        """last: tokens it need not compute, at most. uses: where its hits are counted."""
+        super().__init__(lease._plane.loads, parts)
+        self.lease = lease
+        self.last = last
+        self.uses = uses
+        self.deadline = 0.0  # reads are given up then; 0: no sooner than policy.load_timeout_s
+
+    def part_pages(self, part: Part) -> PageIds:
+        """See ``loads.Waiter``."""
+        return self.lease._table[part.at : part.at + part.pages]
+
+    def give_up(self) -> None:
+        """What has not been read yet is left for compute: the parts from the first of those on go."""
+        self.lease._plane.core.counters.abandoned_loads += 1
+        self.shorten(next(i for i, part in enumerate(self.parts) if part.pending))
+
+    def leave(self) -> None:
+        """The lease closes before it has settled: nothing is published."""
+        self.lease._load = None
+        self.drop(self.parts)
+
+    def hit(self) -> Hit:
+        """Where the cached tokens come from, as far as known."""
+        cached = self.lease.cached_tokens
+        tokens = [min(self.lease._device_tokens, cached), 0, 0]
+        done = tokens[0]
+        for part in self.parts:
+            end = min(part.covered, cached)
+            tokens[2 if part.from_disk else 1] += max(0, end - done)
+            done = max(done, end)
+        return Hit(*tokens)
+
+    def shorten(self, first: int) -> None:
+        """See ``loads.Waiter``: the plan, the table and ``cached_tokens`` end before part ``first``."""
+        lease, plane, keep = self.lease, self.lease._plane, self.parts[first].at
+        pages = lease._table[keep : lease._entries]
+        lease._entries = keep
+        plane.pool.release(pages)
+        lease._have = keep * plane.tree.page_tokens
+        self._count()
+        super().shorten(first)
+
+    def _count(self) -> None:
+        lease = self.lease
+        lease.cached_tokens = lease.length = lease.committed = min(lease._have, self.last)
+
+    def settle(self) -> None:
+        """Every byte is verified: the loaded pages enter the tree, their loads' holds keeping readers and movers away
+        until they end. What the device got meanwhile replaces ours.
+        """
+        lease, pool, size = self.lease, self.lease._plane.pool, self.lease._plane.tree.page_tokens
+        self._count()
+        mine = lease._table[lease._depth : lease._entries]
+        pool.loading[mine] = False
+        full = lease._have // size
+        if len(mine):
+            pool.fill[mine] = size
+            if lease._have % size:
+                pool.fill[mine[-1:]] = lease._have % size
+        if full > lease._depth:
+            lease._publish(full, swap=True)
+        lease._matched = lease._have
+        lease._hit = hit = self.hit()
+        lease._load = None
+        self.uses.device_hit_tokens += hit.device_tokens
+        self.uses.host_hit_tokens += hit.host_tokens
+        self.uses.disk_hit_tokens += hit.disk_tokens
+
+
+def begin(lease: Holding, parts: list[Part], reserve: int, last: int, uses: Uses) -> None:
+    """Pages for a load plan and for reserved tokens, all or nothing, and the plan on its way. Raises OutOfPages.
+    last, uses: see ``Load``.
+    """
+    plane, size = lease._plane, lease._plane.tree.page_tokens
+    need = sum(part.pages for part in parts)
+    end = -(-(max(lease.prompt_tokens, lease._have) + reserve) // size) if reserve else 0
+    extra = max(0, end - lease._entries - need)
+    plane.loads.hold(parts)
+    try:
+        plane.core.reserve(need + extra)
+        pages = plane.pool.take(need + extra)
+    except OutOfPages:
+        for part in parts:
+            plane.loads.release(part)
+        raise
+    lease._spare = pages[need:]
+    if not parts:
+        return
+    at = lease._entries
+    lease._extend(pages[:need])
+    plane.pool.loading[pages[:need]] = True
+    for part in parts:
+        part.at, at = at, at + part.pages
+    lease._load = load = Load(lease, parts, last, uses)
+    if lease.decision is not None and lease.decision.deadline_s:
+        load.deadline = plane.core.clock() + lease.decision.deadline_s
+    plane.loads.start(load, list(parts))

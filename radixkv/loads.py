@@ -7,7 +7,6 @@ memory, so a prompt longer than the host cache and the staging buffers together 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from radixkv.types import PageIds
 from radixkv.writes import Writes
 
 
-class Waiter(ABC):
+class Waiter:
     """A lease or a prefetch that waits for the parts of its plan. pending: those not in host memory yet."""
 
     def __init__(self, loads: Loads, parts: list[Part]) -> None:
@@ -59,7 +58,6 @@ class Waiter(ABC):
             self.loads.release(part)
         return len(held)
 
-    @abstractmethod
     def settle(self) -> None:
         """Nothing is waited for any more."""
 
@@ -79,7 +77,7 @@ class Loads:
         for part in parts:
             part.held = True
             part.record.busy += 1
-            part.pending = part.from_disk = part.record.tiers[HOST].state is not State.READY
+            part.pending = part.from_disk
 
     def release(self, part: Part) -> None:
         """A plan no longer needs ``part``: its copy to the device has been issued, or is given up."""

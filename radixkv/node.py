@@ -155,13 +155,18 @@ class Node:
 
 @dataclass(slots=True)
 class Uses:
-    """What the requests of one namespace asked for and were given; preempted ones that came back are not among them."""
+    """What requests asked for and were given: those of one namespace, or the preempted ones that came back."""
 
     queries: int = 0
     queried_tokens: int = 0
     device_hit_tokens: int = 0
     host_hit_tokens: int = 0
     disk_hit_tokens: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens they were given."""
+        return self.device_hit_tokens + self.host_hit_tokens + self.disk_hit_tokens
 
     def add(self, other: Uses) -> None:
         """Count the other's too."""

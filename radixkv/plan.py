@@ -112,20 +112,6 @@ class Done(msgspec.Struct, frozen=True, gc=False):
     total_s: float = 0.0
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
-
-
-def encode(plan: Plan) -> bytes:
-    """MessagePack bytes of a plan, for executors in other processes."""
-    return _encoder.encode(plan)
-
-
-def decode(data: bytes) -> Plan:
-    """The plan that ``encode`` wrote. Raises msgspec.ValidationError for anything else."""
-    return _decoder.decode(data)
-
-
 def page_ids(pages: bytes) -> PageIds:
     """The page ids of a plan as a read-only int32 array."""
     return np.frombuffer(pages, np.int32)

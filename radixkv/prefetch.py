@@ -8,10 +8,8 @@ from radixkv.acquire import acquire, stamp
 from radixkv.coverage import Part, cover
 from radixkv.keys import Namespace
 from radixkv.lease import Lease
-from radixkv.loading import MOVE
 from radixkv.loads import Waiter
 from radixkv.match import find
-from radixkv.node import HOST, State
 from radixkv.plane import Plane
 from radixkv.types import Tokens
 
@@ -31,13 +29,19 @@ class Job(Waiter):
     PARTIAL: a read failed, or found no room, so what follows it was left out.
     """
 
-    def __init__(self, plane: Plane, wanted_tokens: int, parts: list[Part], lease: Lease | None = None) -> None:
+    def __init__(self, plane: Plane, parts: list[Part], lease: Lease | None = None) -> None:
+        """lease: of a prefetch to the device, that nobody reads."""
         super().__init__(plane.loads, parts)
         self._plane = plane
-        self._lease = lease  # a prefetch to the device is one that nobody reads
-        self.wanted_tokens = wanted_tokens
+        self._lease = lease
+        pages = sum(part.pages for part in parts)
+        self.wanted_tokens = lease.loading_tokens if lease is not None else pages * plane.tree.page_tokens
         self.moved_tokens = 0
         self.state = JobState.PENDING
+        plane.jobs.append(self)
+        self.loads.hold(parts)
+        self.loads.start(self, list(parts))
+        self.advance()
 
     def poll(self) -> bool:
         """Apply finished work; whether the job has ended. Never blocks."""
@@ -52,21 +56,15 @@ class Job(Waiter):
                 self.drop(self.parts)
                 self._end(JobState.CANCELLED)
 
-    def begin(self) -> None:
-        """Start what is to be read."""
-        self._plane.jobs.append(self)
-        if self.parts:
-            self.loads.hold(self.parts)
-            self.loads.start(self, list(self.parts))
-        elif self._lease is None:
-            self.settle()
-        self.advance()
-
     def advance(self) -> None:
         """Look whether it has ended: called when the cache drains."""
-        if self._lease is not None and self._lease.settled:
-            self.moved_tokens = self._lease.loading_tokens
-            self.settle()
+        lease = self._lease
+        if self.pending or (lease is not None and not lease.settled):
+            return
+        if lease is not None:
+            self.moved_tokens = lease.loading_tokens
+        short = self.moved_tokens < self.wanted_tokens or (lease is not None and lease.failed)
+        self._end(JobState.PARTIAL if short else JobState.DONE)
 
     def plan_parts(self) -> list[Part]:
         """The parts it waits for."""
@@ -77,32 +75,23 @@ class Job(Waiter):
         self.moved_tokens += part.pages * self._plane.tree.page_tokens
         super().part_ready(part)
 
-    def settle(self) -> None:
-        """See ``loads.Waiter``."""
-        failed = self._lease is not None and self._lease.failed
-        self._end(JobState.PARTIAL if failed or self.moved_tokens < self.wanted_tokens else JobState.DONE)
-
     def _end(self, state: JobState) -> None:
         self.state = state
         self._plane.jobs.remove(self)
         lease, self._lease = self._lease, None
         if lease is not None:
-            lease.close()
+            lease.finish()
 
 
 def prefetch(plane: Plane, namespace: Namespace, tokens: Tokens, to: str) -> Job:
     """Start a prefetch of a prompt, as it is matched. Raises OutOfPages (to the device), taking nothing."""
-    tree, parts = plane.tree, list[Part]()
     if to == "device":
-        lease = acquire(plane, namespace, tokens, 0, MOVE)
-        job = Job(plane, lease.loading_tokens, parts, lease)
-    else:
-        root = tree.peek(namespace, plane.core.storage)
-        if root is not None:
-            found = find(tree, root, tokens)
-            every, _ = cover(plane.residency, root, found, tokens, found.device_tokens(tree.page_tokens))
-            stamp(plane, found)
-            parts = [part for part in every if part.record.tiers[HOST].state is not State.READY]
-        job = Job(plane, sum(part.pages for part in parts) * tree.page_tokens, parts)
-    job.begin()
-    return job
+        return Job(plane, [], acquire(plane, namespace, tokens, 0, move=True))
+    parts = list[Part]()
+    root = plane.tree.peek(namespace, plane.core.storage)
+    if root is not None:
+        found = find(plane.tree, root, tokens)
+        every = cover(plane.residency, root, found, tokens, found.device_tokens(plane.tree.page_tokens))
+        stamp(plane, found)
+        parts = [part for part in every if part.from_disk]
+    return Job(plane, parts)

@@ -58,16 +58,18 @@ def usage(plane: Plane) -> Uses:
 def totals(plane: Plane) -> dict[str, int | float]:
     """The fields of ``Stats``, by name. No walk over the tree: its time does not grow with what is cached."""
     core, residency, size = plane.core, plane.residency, plane.tree.page_tokens
-    uses, leases, pages = counters_of(usage(plane)), plane.leases, core.pool.counts()
-    hits = sum(uses[f"{tier}_hit_tokens"] for tier in ("device", "host", "disk"))
+    uses, resumed, leases, pages = usage(plane), plane.tree.resumed, plane.leases, core.pool.counts()
     unit = core.layout.quarter_bytes
     return {
-        **uses,
+        **counters_of(uses),
         **counters_of(core.counters),
         **core.estimates.figures(),
         **{f"{state}_pages": count for state, count in counters_of(pages).items()},
-        "hit_tokens": hits,
-        "hit_rate": hits / uses["queried_tokens"] if uses["queried_tokens"] else 0.0,
+        "hit_tokens": uses.hit_tokens,
+        "hit_rate": uses.hit_tokens / uses.queried_tokens if uses.queried_tokens else 0.0,
+        "resumed_queries": resumed.queries,
+        "resumed_tokens": resumed.queried_tokens,
+        "resumed_hit_tokens": resumed.hit_tokens,
         "pages": core.pool.pages,
         "host_chunks": residency.chunks[HOST],
         "host_used_bytes": core.slots.used_units * unit,
@@ -170,8 +172,8 @@ def pinned_pages(leases: Iterable[Any]) -> int:
     """Device pages under the pins of ``leases``: what their paths hold, each node once."""
     deepest: dict[Node, int] = {}
     for lease in leases:
-        held = lease.inspect()
-        node, depth = held.node.at(held.depth), held.depth
+        node, depth, *_ = lease.inspect()
+        node = node.at(depth)
         while node.parent is not None and deepest.get(node, 0) < depth:
             deepest[node] = depth
             node, depth = node.parent, node.start

@@ -41,9 +41,6 @@ class Counters:
     lost: int = 0
     stale: int = 0
     dropped_leases: int = 0
-    resumed_queries: int = 0
-    resumed_tokens: int = 0
-    resumed_hit_tokens: int = 0
     recomputed_tokens: int = 0
     abandoned_loads: int = 0
 
@@ -73,6 +70,9 @@ class Stats(Counters):
     device_hit_tokens: int
     host_hit_tokens: int
     disk_hit_tokens: int
+    resumed_queries: int
+    resumed_tokens: int
+    resumed_hit_tokens: int
     pages: int
     free_pages: int
     private_pages: int

@@ -65,6 +65,7 @@ class PrefixTree(Paths):
         self.known: dict[bytes, Root] = {}  # all, by root key: also from a disk index, or of a revision that is over
         self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
         self.former = Uses()  # of namespaces no longer in ``uses``
+        self.resumed = Uses()  # of preempted requests that came back
         self.retired = 0  # roots of revisions that are over
         self.now = 0
         self.unfilled = 0  # slots of tails past their tokens

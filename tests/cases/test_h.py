@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 
+from radixkv.node import Uses
 from radixkv.stats import Counters
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, Outcome, ReadPlan, StorePlan, prompt
@@ -106,7 +107,8 @@ def test_h5_bounds(drive: Drive) -> None:
 def test_h5_counters_never_go_down(drive: Drive) -> None:
     """Through evictions, clears of every tier, a bump and failures; gauges come back to zero."""
     d = drive(disk_bytes=DISK)
-    counters = [field.name for field in fields(Counters)]
+    counters = [field.name for kind in (Counters, Uses) for field in fields(kind)]
+    counters += ["resumed_queries", "resumed_tokens", "resumed_hit_tokens"]
     before = d.stats
     steps: list[Callable[[], object]] = [
         lambda: d.run(prompt(150)),

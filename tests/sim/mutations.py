@@ -119,8 +119,8 @@ MUTATIONS = (
     _one(
         "a load starts at the chunk's first page",
         "coverage.py",
-        "parts.append(Part(record, page - index * tree.chunk_pages, record.end - page))",
-        "parts.append(Part(record, 0, record.end - page))",
+        "parts.append(_part(record, page - index * tree.chunk_pages, record.end - page, record.end * size))",
+        "parts.append(_part(record, 0, record.end - page, record.end * size))",
     ),
     _one(
         "a chunk's key leaves its parent out",
@@ -213,8 +213,8 @@ MUTATIONS = (
     _one(
         "cached tokens that are not loaded count as there",
         "acquire.py",
-        "covered = steps[decision.parts - 1].covered if decision.parts else have",
-        "covered = steps[decision.parts].covered",
+        "device, covered = base, parts[-1].covered",
+        "device, covered = base, (parts + left)[-1].covered",
     ),
     _one("a withdrawal spares the leases on its pages", "cut.py", "        lease.spoil(bad)\n", "        pass\n"),
     _one(
