@@ -14,7 +14,7 @@ from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
 from radixkv.plan import COPIES, LoadPlan
 from radixkv.plane import Plane
 from radixkv.pool import PoolCounts
-from radixkv.report import measure, pinned_pages
+from radixkv.report import pinned_pages
 
 
 def audit(plane: Plane) -> None:
@@ -237,8 +237,9 @@ def _pages(plane: Plane, walk: _Walk) -> None:
 def _gauges(plane: Plane, walk: _Walk) -> None:
     """What is kept as it changes is what a fresh walk says."""
     tree, pool = plane.tree, plane.pool
-    device = sum(measure(tree, root, plane.residency.readable).device_tokens for root in tree.all_roots())
-    _same("tokens on the device", device, pool.n_cached * tree.page_tokens - tree.unfilled)
+    tokens = sum(node.resident * tree.page_tokens for node in walk.nodes)
+    tokens += sum(len(tail.edge) >> 2 for node in walk.nodes for tail in node.tails or ())
+    _same("tokens on the device", tokens, pool.n_cached * tree.page_tokens - tree.unfilled)
     pinned, above = 0, set[Node | None]()  # nodes with a pin below them
     for node in reversed(walk.nodes):
         if node in above or node.pins:

@@ -98,7 +98,7 @@ class Paths:
                         work.append(parent.node.at(parent.end))
 
     @staticmethod
-    def _pieces(hint: Node, first: int, last: int) -> list[tuple[Node, int, int]]:
+    def pieces(hint: Node, first: int, last: int) -> list[tuple[Node, int, int]]:
         """The nodes that hold pages [first, last) on the path to ``hint``, and which pages of each, counted in it."""
         out, node = list[tuple[Node, int, int]](), hint.at(last)
         while last > first:
@@ -111,11 +111,11 @@ class Paths:
     def tokens_between(self, hint: Node, first: int, last: int) -> bytes:
         """Token bytes of pages [first, last) on the path to ``hint``."""
         size = self.page_bytes
-        return b"".join([node.edge[low * size : end * size] for node, low, end in self._pieces(hint, first, last)])
+        return b"".join([node.edge[low * size : end * size] for node, low, end in self.pieces(hint, first, last)])
 
     def pages_between(self, hint: Node, first: int, last: int) -> PageIds | None:
         """Ids of the device pages [first, last) on the path to ``hint``; None where one is not resident."""
-        pieces = self._pieces(hint, first, last)
+        pieces = self.pieces(hint, first, last)
         if any(node.resident < end for node, _, end in pieces):
             return None
         return np.frombuffer(b"".join([node.pages[4 * low : 4 * end] for node, low, end in pieces]), np.int32)

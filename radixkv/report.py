@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from radixkv.keys import Namespace
 from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, Uses
@@ -99,7 +100,7 @@ def unique_tokens(plane: Plane) -> int:
     total = 0
     for root in roots:
         with plane.lock:
-            total += measure(plane.tree, root, plane.residency.readable).unique_tokens
+            total += unique_below(plane.tree, root, plane.residency.readable)
     return total
 
 
@@ -145,8 +146,10 @@ def _has_salt(plane: Plane, root: Root, named: dict[str, str], salt: bytes) -> b
 
 def _report(plane: Plane, root: Root, named: dict[str, str]) -> NamespaceStats:
     tree, residency, slots = plane.tree, plane.residency, plane.core.slots
-    sizes, nodes = measure(tree, root, residency.readable), list(tree.nodes(root))
-    pages = sum(node.resident + len(node.tails or ()) for node in nodes)
+    size, nodes = tree.page_tokens, list(tree.nodes(root))
+    tails = [tail for node in nodes for tail in node.tails or ()]
+    pages = sum(node.resident for node in nodes) + len(tails)
+    unfilled = sum(size - (len(tail.edge) >> 2) for tail in tails)
     host, disk = ([r for node in nodes for r in node.chunks() if r.tiers[tier].state] for tier in (HOST, DISK))
     leases = [lease for lease in plane.leases if lease.root is root] if root.leases else []
     return NamespaceStats(
@@ -155,10 +158,10 @@ def _report(plane: Plane, root: Root, named: dict[str, str]) -> NamespaceStats:
         parts=root.namespace.parts() if root.namespace is not None else named,
         uses=replace(root.uses),
         pages=pages,
-        cached_tokens=sizes.device_tokens,
-        unfilled_slots=pages * tree.page_tokens - sizes.device_tokens,
-        pinned_tokens=pinned_pages(leases) * tree.page_tokens,
-        unique_tokens=sizes.unique_tokens,
+        cached_tokens=pages * size - unfilled,
+        unfilled_slots=unfilled,
+        pinned_tokens=pinned_pages(leases) * size,
+        unique_tokens=unique_below(tree, root, residency.readable),
         host_chunks=len(host),
         host_bytes=sum(slots.units(residency.tokens(r)) for r in host) * plane.core.layout.quarter_bytes,
         disk_chunks=len(disk),
@@ -180,48 +183,24 @@ def pinned_pages(leases: Iterable[Any]) -> int:
     return sum(depth - node.start for node, depth in deepest.items())
 
 
-class Sizes(NamedTuple):
-    """device_tokens: tokens with KV on the device. unique_tokens: tokens some tier can give, once."""
-
-    device_tokens: int
-    unique_tokens: int
-
-
-def measure(tree: PrefixTree, root: Root, readable: Callable[[ChunkRecord], bool]) -> Sizes:
-    """Walk all nodes below the root, children before parents: a chunk's record at a node also stands for its pages
-    above that node. Then parents before children: what lies beyond a gap in every tier is not counted.
-    """
-    device = unique = 0
-    nodes = list(tree.nodes(root))
-    reach: dict[Node | None, int] = {}  # first page that a record below the node reaches up to
-    found: dict[Node, tuple[int, list[ChunkRecord]]] = {}  # end of what it has without a gap; its records
-    for node in reversed(nodes):
-        records = [record for record in node.chunks() if readable(record)]
-        below = reach.get(node, node.end)
-        found[node] = _reached(node, records, below, tree.chunk_pages), records
-        device += node.resident * tree.page_tokens + sum(len(tail.edge) >> 2 for tail in node.tails or ())
-        reach[node.parent] = min(
-            reach.get(node.parent, node.start), below, *(record.index * tree.chunk_pages for record in records)
-        )
+def unique_below(tree: PrefixTree, root: Root, readable: Callable[[ChunkRecord], bool]) -> int:
+    """Tokens below ``root`` that some tier can give, each once; what lies beyond a gap in every tier is not counted."""
+    nodes, total = list(tree.nodes(root)), 0
+    spans = defaultdict[Node, list[tuple[int, int]]](list)  # pages of a node that records have, also those below it
+    for record in (record for node in nodes for record in node.chunks() if readable(record)):
+        for node, first, last in tree.pieces(record.node, record.index * tree.chunk_pages, record.end):
+            spans[node].append((first, last))
     whole: set[Node | None] = {None}
     for node in nodes:
-        end, records = found[node]
         if node.parent in whole:
-            unique += (end - node.start) * tree.page_tokens
-            if end == node.end:
+            end = node.resident
+            for first, last in sorted(spans[node]):
+                end = max(end, last) if first <= end else end
+            total += end * tree.page_tokens
+            if node.start + end == node.end:
                 whole.add(node)
-                unique += _tail_tokens(node, records)
-    return Sizes(device, unique)
-
-
-def _reached(node: Node, records: list[ChunkRecord], below: int, chunk_pages: int) -> int:
-    """How far from the node's start on some tier has every page."""
-    end = node.resident_end
-    for record in sorted(records, key=lambda r: (r.index, r.end)):
-        if record.index * chunk_pages > end:
-            break
-        end = max(end, record.end)
-    return node.end if below <= end else end
+                total += _tail_tokens(node, [record for record in node.chunks() if readable(record)])
+    return total
 
 
 def _tail_tokens(node: Node, records: list[ChunkRecord]) -> int:
