@@ -41,7 +41,7 @@ class Stored:
         self.keys: dict[bytes, bool] = {}  # of the records with a state on disk, each once: whether it has been written
         self.strays: dict[bytes, int] = {}  # key -> bytes; the last one goes first
         self.foreign: set[bytes] = set()  # strays that another model, layout or shard stored
-        self.deleting: dict[bytes, int] = {}  # deletes under way whose key has not been written again
+        self.deleting: dict[bytes, tuple[int, int]] = {}  # key -> plan and bytes of the delete that has the last word
         self.condemned: set[bytes] = set()  # keys of revisions that are over, until their delete has worked
 
     def put(self, key: bytes, size: int, raw: int, *, written: bool = False) -> None:
@@ -95,8 +95,8 @@ class Stored:
 
     def delete(self, sizes: dict[bytes, int]) -> bool:
         """Delete what nobody is served from any more. False: the delete was refused, and the keys are strays."""
-        self.deleting.update(sizes)
         flight = Flight(DeletePlan(self.core.plan_id(), tuple(sizes)), self._deleted)
+        self.deleting.update({key: (flight.plan.id, size) for key, size in sizes.items()})
         if self.core.submit(flight):
             return True
         self._deleted(flight, Done(flight.plan.id, Outcome.REFUSED))
@@ -105,10 +105,13 @@ class Stored:
     def _deleted(self, flight: Flight, done: Done) -> None:
         assert isinstance(flight.plan, DeletePlan)
         for key in flight.plan.keys:
-            size = self.deleting.pop(key, None)
+            last, size = self.deleting.get(key, (0, 0))
+            if last != flight.plan.id:
+                continue  # written since, and perhaps deleted once more
+            del self.deleting[key]
             if done.outcome is Outcome.OK:
                 self.condemned.discard(key)
-            elif size is not None:
+            else:
                 self.strays[key] = size
                 self.used_bytes += size
 
