@@ -88,11 +88,11 @@ class Cache:
             root = tree.roots.get(namespace.digest) or tree.peek(namespace, core.storage)
             known = self._known(prompt, media) if media else prompt
             page = known[:size].tobytes()
-            if root is None or not page or not begins(tree, root, page):
+            if root is None or not page or not ((root.children and page in root.children) or begins(tree, root, page)):
                 if not checked:
                     check_signs(prompt)
                 return NOTHING
-            found, n = find(tree, root, known), len(prompt)
+            found, n = find(tree, root, known, page), len(prompt)
             if not checked and found.pages * size < n:
                 check_signs(prompt, found.pages * size)
             device = host = covered = found.device_tokens(size)

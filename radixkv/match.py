@@ -60,11 +60,11 @@ class Found(msgspec.Struct, eq=False):
 
 
 def begins(tree: PrefixTree, root: Root, page: bytes) -> bool:
-    """Whether anything that ``find`` would look at begins with the first token of ``page``, a prompt's first."""
+    """Whether anything that ``find`` would look at begins with the first token of ``page``: a prompt's first, and none
+    of the root's children's.
+    """
     children = root.children
     if children:
-        if page in children:
-            return True
         first = page[:4]
         for start in islice(reversed(children), tree.partial_children):
             if start.startswith(first):
@@ -72,13 +72,15 @@ def begins(tree: PrefixTree, root: Root, page: bytes) -> bool:
     return root.tails is not None or root.shorts is not None
 
 
-def find(tree: PrefixTree, root: Root, tokens: Tokens) -> Found:
-    """Walk ``tokens`` down from ``root``. They are read where they are: a copy would cost as much as the walk."""
+def find(tree: PrefixTree, root: Root, tokens: Tokens, page: bytes = b"") -> Found:
+    """Walk ``tokens`` down from ``root``. They are read where they are: a copy would cost as much as the walk.
+    page: the bytes of their first page, if known.
+    """
     node: Node = root
     size, n = tree.page_tokens, len(tokens)
     at, within, extra, resident = 0, -1, 0, 0
     path: list[Node] = []
-    page = tokens[:size].tobytes()
+    page = page or tokens[:size].tobytes()
     while at + size <= n and (children := node.children):
         child = children.get(page)
         if child is None:
