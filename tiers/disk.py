@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -36,6 +37,9 @@ _LEAST_BATCH_BYTES = 6 << 20
 
 _SYNC_BYTES = 64 << 20
 """Bytes written without a sync at most, where transactions are not synced."""
+
+_QUIET_S = 60.0
+"""Between two warnings of trouble, in seconds, at least."""
 
 _TROUBLE = (lmdb.Error, OSError)
 _FULL = (lmdb.MapFullError, lmdb.Error, lmdb.DiskError)
@@ -94,7 +98,7 @@ class DiskTier:
         self._undeleted: dict[bytes, None] = {}
         self._recount = False
         self._unsynced = 0
-        self._failing = False
+        self._quiet_until = 0.0
 
     def footprint(self, raw_bytes: int) -> int:
         """Upper bound of the bytes a payload of ``raw_bytes`` takes of ``capacity_bytes``: as if not compressed."""
@@ -304,7 +308,6 @@ class DiskTier:
                     batch = Batch((), batch.puts, batch.touches, batch.names)
                 self._store.settle()
                 outcomes = self._apply(self._fitting(batch))
-            self._failing = False
         except lmdb.MapFullError:
             self._undeleted.update(dict.fromkeys(batch.deletes))
             outcomes = [(Outcome.REFUSED, 0)] * len(batch.puts)
@@ -361,10 +364,11 @@ class DiskTier:
             self._counts[name] += by
 
     def _trouble(self, error: Exception) -> None:
-        """Count an error, and say the first of a run of them."""
+        """Count an error, and say it, but not another so soon: on a disk that is nearly full they come and go."""
         if self._store.forked:  # another thread may have held the locks when this process was forked
             return
         self._count("errors")
-        if not self._failing and not isinstance(error, Unavailable):
-            self._failing = True
+        now = time.monotonic()
+        if now >= self._quiet_until and not isinstance(error, Unavailable):
+            self._quiet_until = now + _QUIET_S
             _log.warning("disk store %s: %s: %s", self._folder, type(error).__name__, error)

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 
@@ -71,6 +71,21 @@ def begin(env: Environment) -> Transaction[memoryview]:
 
 def _full() -> lmdb.ReadersFullError:
     return lmdb.ReadersFullError(f"{MAX_READERS} readers are inside, and no more can be")
+
+
+class Lagging(NamedTuple):
+    """A process inside a read transaction, and the writer's commits since that began."""
+
+    pid: int
+    commits: int
+
+
+def lagging(env: Environment) -> list[Lagging]:
+    """Readers that are inside, the longest first: what the writer freed after they began is not used again."""
+    last = env.info()["last_txnid"]
+    rows = [line.split() for line in env.readers().splitlines()[1:]]
+    inside = [Lagging(int(row[0]), last - int(row[2])) for row in rows if len(row) == 3 and row[2].isdecimal()]
+    return sorted(inside, key=lambda found: -found.commits)
 
 
 @contextmanager

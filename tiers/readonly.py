@@ -22,7 +22,7 @@ from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import DATA_FILE, damage, map_bytes
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import Gate, Unavailable, databases, environment
-from radixkv.tiers.readers import begin
+from radixkv.tiers.readers import Lagging, begin, lagging
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -161,6 +161,13 @@ class ReadOnlyStore:
         """
         with _as_unavailable(self.folder):
             return fetch(self, key, into)
+
+    def lagging(self) -> list[Lagging]:
+        """Readers of any process that are inside now, see ``radixkv.tiers.readers.lagging``."""
+        with _as_unavailable(self.folder):
+            self._follow()
+            with self._gate.entered():
+                return lagging(self._env)
 
     def snapshot(self) -> Contents:
         """All rows, at most ``refresh_s`` seconds old where the writer changes them."""

@@ -210,26 +210,53 @@ def _save(store: Store, key: bytes, aside: Path) -> Iterator[Path]:
             yield path
 
 
-def drop(folder: str | os.PathLike[str], roots: Collection[bytes] | None, *, compact: bool = True) -> int:
+class Dropped(NamedTuple):
+    """records: how many went. kept_size: why their room could not be given back to the file system; "" where it was."""
+
+    records: int
+    kept_size: str = ""
+
+
+def drop(folder: str | os.PathLike[str], roots: Collection[bytes] | None, *, compact: bool = True) -> Dropped:
     """Delete all records below ``roots`` (None: every record), and give the room back to the file system.
 
-    compact: copy what is left into a new file (nothing is given back otherwise, only used again). How many records
-    went. Raises StoreLocked where a writer runs, ConfigError, StoreFormat.
+    compact: copy what is left into a new file (nothing is given back otherwise, only used again). Raises StoreLocked
+    where a writer runs, ConfigError, StoreFormat.
     """
     with _maintained(folder) as store:
         with store.reading() as txn:
             rows = ((bytes(key), unpack_row(bytes(key), bytes(data))) for key, data in txn.cursor(store.index))
             gone = [key for key, row in rows if roots is None or (row is not None and row.root in roots)]
-        for at in range(0, len(gone), _BATCH):
-            with store.writing() as txn:
-                for key in gone[at : at + _BATCH]:
-                    delete_record(store, txn, key)
-        with store.writing() as txn:
-            named = [bytes(root) for root, _ in txn.cursor(store.names)]
-            for root in named:
-                if roots is None or root in roots:
-                    txn.delete(root, db=store.names)
+        if roots is None and compact:  # also on a full disk, where a delete may find no page, and a copy no room
+            _start_over(store)
+            return Dropped(len(gone))
+        _drop(store, gone, roots)
         if compact and gone:
             limit = map_bytes(store.folder)
-            shrink(store, Space(limit, _COPY_BYTES, limit, limit))
-    return len(gone)
+            try:
+                shrink(store, Space(limit, _COPY_BYTES, limit, limit))
+            except ConfigError as error:
+                return Dropped(len(gone), str(error))
+    return Dropped(len(gone))
+
+
+def _drop(store: Store, gone: Sequence[bytes], roots: Collection[bytes] | None) -> None:
+    for at in range(0, len(gone), _BATCH):
+        with store.writing() as txn:
+            for key in gone[at : at + _BATCH]:
+                delete_record(store, txn, key)
+    with store.writing() as txn:
+        named = [bytes(root) for root, _ in txn.cursor(store.names)]
+        for root in named:
+            if roots is None or root in roots:
+                txn.delete(root, db=store.names)
+
+
+def _start_over(store: Store) -> None:
+    """An empty store in the place of one that everything was to go from."""
+    folder, limit = store.folder, map_bytes(store.folder)
+    store.close()
+    (folder / DATA_FILE).unlink()
+    sync_folder(folder)
+    Store(folder, limit, sync=True).close()
+    sync_folder(folder)

@@ -28,6 +28,8 @@ ABSENT = "not installed"
 CHUNK_BYTES = 1 << 20
 CHUNKS = 8
 SAMPLE = 64
+LAGGING = 8
+"""Commits from which on a reader is worth a word."""
 STYLES = {"ok": "green", "skipped": "yellow", "failed": "bold red"}
 
 
@@ -158,6 +160,7 @@ def check_store(store: Path | None) -> Check:
             keys = random.sample(list(contents.rows), min(SAMPLE, len(contents.rows)))
             result = verify(found, keys=keys)
             size, cap = (found.folder / "data.mdb").stat().st_size, map_bytes(found.folder)
+            free, behind = shutil.disk_usage(found.folder).free, found.lagging()
             aside = [path.name for path in files_aside(found.folder)]
             writer = holder(found.folder)
     except (RadixKVError, OSError) as error:
@@ -168,6 +171,12 @@ def check_store(store: Path | None) -> Check:
         f"written by {writer or 'nobody now'}; {len(contents.damaged)} index rows damaged; of {len(keys)} records read "
         f"{len(result.damaged)} damaged" + "".join(f"; {name} was set aside" for name in aside)
     )
+    if cap - size > free:
+        detail += f"; it may grow by {(cap - size) / 1e6:,.0f} MB, but the disk has {free / 1e6:,.0f}"
+    if behind and behind[0].commits >= LAGGING:
+        detail += (
+            f"; process {behind[0].pid} has been reading for {behind[0].commits:,} commits and holds what they freed"
+        )
     return Check("store", "failed" if damaged or size > cap else "ok", detail)
 
 

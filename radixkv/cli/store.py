@@ -241,9 +241,12 @@ def drop(
 
         gone = delete(folder, None if everything else {space.root for space in chosen}, compact=compact)
     if json:
-        typer.echo(json_format.dumps({"dropped": gone, "roots": [space.root.hex() for space in chosen]}, indent=2))
+        report = {"dropped": gone.records, "roots": [space.root.hex() for space in chosen], "kept_size": gone.kept_size}
+        typer.echo(json_format.dumps(report, indent=2))
     else:
-        typer.echo(f"dropped {gone:,} records")
+        typer.echo(f"dropped {gone.records:,} records")
+        if gone.kept_size:
+            typer.echo(f"their room is used again, but the file keeps its size: {gone.kept_size}")
 
 
 def _chosen(spaces: list[StoredNamespace], roots: list[str], models: list[str]) -> list[StoredNamespace]:

@@ -20,6 +20,7 @@ from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.folder import map_bytes
 from tests.tiers.chunks import CHUNK_BYTES, TOKENS, item, keys
 from tests.tiers.contract import check_gauges, read
+from tests.tiers.process import start_here
 from tests.tiers.test_disk_damage import flipped, raw
 
 STORAGE = (("chunk_tokens", str(TOKENS)),)
@@ -207,3 +208,23 @@ def test_doctor_looks_at_the_store(tmp_path: Path, chunks: dict[str, list[WriteI
     assert doctor_module.check_store(tmp_path).status == "failed"
     assert doctor_module.check_store(tmp_path / "none").status == "skipped"
     assert doctor_module.check_store(None).status == "skipped"
+
+
+def test_doctor_names_a_reader_that_holds_what_was_freed(tmp_path: Path, chunks: dict[str, list[WriteItem]]) -> None:
+    reader = start_here("tests.tiers.test_readers", "take_all_places", str(tmp_path), "1", stdin=subprocess.PIPE)
+    assert reader.stdout is not None and reader.stdin is not None
+    try:
+        assert reader.stdout.readline() == "1\n"
+        assert "commits" not in doctor_module.check_store(tmp_path).detail
+        tier = open_tier(tmp_path)
+        for number in range(10):
+            tier.write([item(100 + number)])
+        tier.close()
+        check = doctor_module.check_store(tmp_path)
+        assert check.status == "ok"
+        assert f"process {reader.pid} has been reading for 10 commits" in check.detail
+    finally:
+        reader.stdin.close()
+        reader.stdout.close()
+        assert reader.wait() == 0
+    assert "commits" not in doctor_module.check_store(tmp_path).detail

@@ -1,0 +1,124 @@
+"""Stores on file systems of a few MiB that are full: what can still be done there, and that it goes on with room."""
+
+from __future__ import annotations
+
+import logging
+import os
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+import pytest
+
+from radixkv.cli import doctor
+from radixkv.errors import ConfigError
+from radixkv.plan import Outcome
+from radixkv.tiers.disk import DiskTier
+from radixkv.tiers.readonly import open_read_only
+from radixkv.tiers.verify import drop, verify
+from tests.tiers.chunks import CHUNK_BYTES, ROOT, TOKENS, item, keys
+from tests.tiers.contract import check_gauges, read
+from tests.tiers.process import on_a_small_disk
+from tests.tiers.test_readers import fill
+
+MODULE = "tests.tiers.test_full_disk"
+OTHER = bytes(reversed(ROOT))
+
+
+def open_tier(folder: Path) -> DiskTier:
+    """A tier whose cap the disk cannot hold."""
+    return DiskTier(str(folder), 64 << 20, item_bytes=2, chunk_bytes=CHUNK_BYTES, chunk_tokens=TOKENS)
+
+
+def filled(folder: Path, count: int) -> None:
+    """A closed store of chunks below two roots."""
+    tier = open_tier(folder)
+    chunks = [item(n, root=(ROOT, OTHER)[n % 2], parent=(ROOT, OTHER)[n % 2], random=True) for n in range(count)]
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write(chunks))
+    tier.close()
+
+
+def file_bytes(folder: Path) -> int:
+    """Size of the data file."""
+    return (folder / "data.mdb").stat().st_size
+
+
+def drop_when_full(point: str, what: str, leave: str) -> None:
+    """A full disk is when somebody drops records. Without a page to spare only everything can go."""
+    folder = Path(point) / "store"
+    filled(folder, 40)
+    size = file_bytes(folder)
+    ballast = fill(Path(point), int(leave))
+    assert "it may grow by 6" in doctor.check_store(folder).detail, "of 67 MB on a disk of 8"
+    if what == "everything":
+        assert drop(folder, None) == (40, "")
+        assert file_bytes(folder) < 1 << 20
+        left = 0
+    elif not int(leave):
+        with pytest.raises(ConfigError, match="No space left"):
+            drop(folder, {OTHER})
+        left = 40
+    else:  # what is left finds no room for a copy
+        gone = drop(folder, {OTHER})
+        assert gone.records == 20 and "cannot be cut" in gone.kept_size
+        assert file_bytes(folder) >= size
+        left = 20
+    assert sorted(os.listdir(folder)) == ["data.mdb", "lock.mdb", "writer.lock"]
+    with open_read_only(folder) as store:
+        result = verify(store)
+        assert (result.records, result.findings) == (left, [])
+    ballast.unlink()
+    tier = open_tier(folder)
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write([item(n) for n in range(100, 130)]))
+    check_gauges(tier)
+    tier.close()
+
+
+@pytest.mark.parametrize(("what", "leave"), [("everything", 0), ("one namespace", 0), ("one namespace", 300_000)])
+def test_d5_drop_on_a_full_disk(tmp_path: Path, what: str, leave: int) -> None:
+    on_a_small_disk(tmp_path, 8 << 20, MODULE, "drop_when_full", what, str(leave))
+
+
+def use_after_reopen(point: str) -> None:
+    """A store closed with some room, which others then filled: it opens and serves, what cannot be done is said, and
+    it goes on when there is room again.
+    """
+    folder = Path(point) / "store"
+    filled(folder, 40)
+    ballast = fill(Path(point), 0)
+    tier = open_tier(folder)
+    chunks = [item(n, root=ROOT, parent=ROOT, random=True) for n in range(0, 40, 2)]
+    assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks)
+    assert tier.delete(keys(chunks[:15])) == 0 and tier.undeleted == frozenset(keys(chunks[:15]))
+    assert tier.write([item(100)]) == [(Outcome.ERROR, 0)]
+    assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks)
+    check_gauges(tier)
+    ballast.unlink()
+    assert tier.delete(keys(chunks[:15])) == 15 and not tier.undeleted
+    assert tier.write([item(100)])[0][0] is Outcome.OK
+    assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks[15:])
+    check_gauges(tier)
+    tier.close()
+
+
+def test_d5_a_store_is_opened_on_a_full_disk(tmp_path: Path) -> None:
+    on_a_small_disk(tmp_path, 8 << 20, MODULE, "use_after_reopen")
+
+
+def write_now_and_then(point: str) -> None:
+    """Writes that fail and such that succeed take turns: one warning, every failure counted."""
+    handler = MemoryHandler(1000)
+    logging.getLogger("radixkv.tiers.disk").addHandler(handler)
+    tier = open_tier(Path(point) / "store")
+    held = [item(n, random=True) for n in range(20)]
+    tier.write(held)
+    fill(Path(point), 0)
+    for n in range(10):
+        assert tier.write([item(100 + n, tokens=20 * TOKENS, random=True)])[0][0] is Outcome.ERROR
+        assert tier.write([], touch=[(held[0].row.key, 5 + n)]) == []
+    assert tier.stats().errors == 10
+    assert [record.levelname for record in handler.buffer] == ["WARNING"]
+    tier.close()
+
+
+def test_d5_trouble_that_comes_and_goes_is_said_once(tmp_path: Path) -> None:
+    on_a_small_disk(tmp_path, 8 << 20, MODULE, "write_now_and_then")
