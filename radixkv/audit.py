@@ -152,7 +152,6 @@ def _records(plane: Plane, walk: _Walk) -> None:
         _must((record.slot >= 0) == bool(record.tiers[HOST].state), "a host slot while in the host", record.slot)
     for tier in (HOST, DISK):
         there = [r for r in records if r.tiers[tier].state]
-        _same("chunks of a tier", len(there), residency.chunks[tier], tier)
         children = Counter(r.parent for r in there)
         for record in records:
             _same("children in a tier", children[record], record.tiers[tier].children, tier, record.index)
@@ -162,6 +161,7 @@ def _records(plane: Plane, walk: _Walk) -> None:
     apart = set(placed) | slots.dead == slots.taken.keys() and not set(placed) & slots.dead
     _must(apart, "host slots are records' or draining", placed)
     _must(slots.audit() and plane.core.staging.audit(), "every unit is free or taken, once")
+    _same("keys on disk", {r.key for r in records if r.tiers[DISK].state}, set(stored.keys))
     raw = sum(residency.tokens(r) * token_bytes for r in records if r.tiers[DISK].state)
     used = sum(r.disk_bytes for r in records if r.tiers[DISK].state) + sum(stored.strays.values())
     _same("disk gauges", (raw, used), (stored.raw_bytes, stored.used_bytes))
@@ -196,7 +196,7 @@ def _copies(plane: Plane, walk: _Walk) -> None:
             if isinstance(plan, LoadPlan):
                 unready[flight.pages] += 1
                 incoming[flight.pages] += 1
-    for pages, write in (hold for entry in core.fences for hold in entry.holds):
+    for pages, write in (hold for _, holds in core.fences for hold in holds):
         busy[pages] += 1
         unready[pages] += write
     for part in (part for waiter in (*plane.leases, *plane.jobs) for part in waiter.plan_parts()):
@@ -223,11 +223,10 @@ def _pages(plane: Plane, walk: _Walk) -> None:
     _must(len(stack) == len(set(stack)), "no page is free twice")
     free[stack] = True
     held = pool.ref > 0
-    _must(not (free & (held | cached | pool.loading | (pool.busy > 0))).any(), "a free page is not in use")
-    _must(not (pool.loading & (~held | cached)).any(), "a loading page is a lease's")
-    private = held & ~cached & ~pool.loading
+    _must(not (free & (held | cached | (pool.busy > 0))).any(), "a free page is not in use")
+    private = held & ~cached
     draining = ~held & ~cached & (pool.busy > 0)
-    states = np.array([free, private, cached, pool.loading, draining])
+    states = np.array([free, private, cached, draining])
     _must((states.sum(0) == 1).all(), "each page is in one state", np.flatnonzero(states.sum(0) != 1).tolist())
     _same("pages by state", PoolCounts(*states.sum(1).tolist()), pool.counts())
     if not plane.leases and not plane.core.flights and not plane.core.fences:

@@ -131,7 +131,7 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
                 done += Cleared(disk_chunks=1)
             residency.drop(record, DISK)
         done += _clear_root(plane, root)
-        if not root.retired:
+        if root not in tree.retired:
             tree.retire(root)
     return replace(done, disk_keys=())
 
@@ -143,7 +143,6 @@ def clear_retired(plane: Plane) -> None:
     stored = plane.residency.stored
     if stored.condemned:
         stored.delete_strays(stored.condemned)
-    for root in list(plane.tree.all_roots()) if plane.tree.retired else ():
-        if root.retired:
-            _clear_root(plane, root)
-            plane.tree.forget_root(root)
+    for root in list(plane.tree.retired):
+        _clear_root(plane, root)
+        plane.tree.forget_root(root)

@@ -49,13 +49,6 @@ class Flight(msgspec.Struct, eq=False):
     failures: int = 0
 
 
-class FenceHolds(msgspec.Struct, eq=False):
-    """A fence, and the pages that are in use until it: (pages, whether they are written)."""
-
-    fence: Fence
-    holds: list[tuple[PageIds, bool]]
-
-
 @dataclass(eq=False)
 class Core:
     """One cache's shared state. Every method runs under ``lock``."""
@@ -90,11 +83,10 @@ class Core:
         self.estimates = Estimates(config.policy.prefill_tokens_per_s)
         self.flights: dict[int, Flight] = {}
         self.under_way: Counter[type[Plan]] = Counter()  # bytes, by kind
-        self.fences: deque[FenceHolds] = deque()
+        self.fences: deque[tuple[Fence, list[tuple[PageIds, bool]]]] = deque()  # each with pages, and: are they written
         self.ended: deque[Done] = deque()
         self.refused: list[Flight] = []  # to be tried again
         self.last_plan = 0
-        self.copies = 0  # stores and writes started
         self.idle: Callable[[ChunkRecord], object] = lambda record: None  # told of records that a plan lets go of
 
     # plans
@@ -118,7 +110,6 @@ class Core:
                 return False
             self.ended.append(Done(plan.id, Outcome.ERROR))
         self.flights[plan.id] = flight
-        self.copies += isinstance(plan, (StorePlan, WritePlan))
         if isinstance(plan, (StorePlan, ReadPlan)):
             flight.nbytes = plan.tokens * token_bytes
         if flight.pages is not None:
@@ -191,9 +182,9 @@ class Core:
         mover.
         """
         self.pool.hold(pages, write=write)
-        if not self.fences or self.fences[-1].fence is not fence:  # an engine has one fence a step for all its leases
-            self.fences.append(FenceHolds(fence, []))
-        self.fences[-1].holds.append((pages, write))
+        if not self.fences or self.fences[-1][0] is not fence:  # an engine has one fence a step for all its leases
+            self.fences.append((fence, []))
+        self.fences[-1][1].append((pages, write))
 
     def poll_fences(self, limit: int | None = None) -> None:
         """Let go of what the fences that have passed protected. limit: fences asked at most; the others have their turn
@@ -201,12 +192,12 @@ class Core:
         """
         passed = False
         for _ in range(len(self.fences) if limit is None else min(limit, len(self.fences))):
-            entry = self.fences.popleft()
-            if not entry.fence.done():
-                self.fences.append(entry)
+            fence, holds = self.fences.popleft()
+            if not fence.done():
+                self.fences.append((fence, holds))
                 continue
             passed = True
-            for pages, write in entry.holds:
+            for pages, write in holds:
                 self.pool.unhold(pages, write=write)
         if passed:
             unblock(self.tree)

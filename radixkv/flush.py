@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from itertools import chain
 
 from radixkv.match import find
 from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
+from radixkv.plan import StorePlan, WritePlan
 from radixkv.plane import Plane
 from radixkv.stores import Job
 from radixkv.types import Tokens
@@ -52,13 +54,13 @@ def _synced(plane: Plane, left: int) -> int:
 def _save(plane: Plane, deadline: float) -> int:
     """Rounds of stores and writes; what is left after the last."""
     core, stores = plane.core, plane.stores
-    least, idle = -1, 0
+    least, idle = math.inf, 0
     while True:
         with plane.lock:
             plane.drain()
             left = list(unsaved(plane))
-            idle = 0 if least < 0 or len(left) < least else idle + 1
-            least = min(least, len(left)) if least >= 0 else len(left)
+            idle = 0 if len(left) < least else idle + 1
+            least = min(least, len(left))
             before = core.last_plan
             for place in left:
                 if isinstance(place, Job):
@@ -96,7 +98,7 @@ def unsaved(plane: Plane) -> Iterator[Job | ChunkRecord]:
     first.
     """
     tree, admitted = plane.tree, not plane.core.second_use
-    for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots() if not root.retired):
+    for node in chain.from_iterable(tree.nodes(root) for root in tree.all_roots() if root not in tree.retired):
         for record in node.chunks():
             in_host_alone = record.tiers[HOST].state and record.tiers[DISK].state is not State.READY
             if in_host_alone and (admitted or reused(record)):
@@ -133,7 +135,7 @@ def demote(plane: Plane, root: Root, tokens: Tokens, *, to_disk: bool) -> int:
     """Start copying a prompt's whole chunks, and a conversation end that ends where it does, outwards. Returns copies
     started.
     """
-    before, found = plane.core.copies, find(plane.tree, root, tokens)
+    core, before, found = plane.core, plane.core.last_plan, find(plane.tree, root, tokens)
     for node in found.path:
         for depth, tail in _unsaved(plane, node):
             if depth <= found.pages and (tail is None or depth == found.pages):
@@ -142,4 +144,5 @@ def demote(plane: Plane, root: Root, tokens: Tokens, *, to_disk: bool) -> int:
     for record in [record for node in found.path for record in node.chunks() if record.end <= found.pages]:
         if to_disk:
             plane.writes.write(record)
-    return plane.core.copies - before
+    started = [flight.plan for flight in core.flights.values() if flight.plan.id > before]
+    return sum(isinstance(plan, (StorePlan, WritePlan)) for plan in started)

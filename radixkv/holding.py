@@ -278,7 +278,6 @@ class Load(Waiter):
         lease, pool, size = self.lease, self.lease._plane.pool, self.lease._plane.tree.page_tokens
         self._count()
         mine = lease._table[lease._depth : lease._entries]
-        pool.loading[mine] = False
         full = lease._have // size
         if len(mine):
             pool.fill[mine] = size
@@ -315,7 +314,6 @@ def begin(lease: Holding, parts: list[Part], reserve: int, last: int, uses: Uses
         return
     at = lease._entries
     lease._extend(pages[:need])
-    plane.pool.loading[pages[:need]] = True
     for part in parts:
         part.at, at = at, at + part.pages
     lease._load = load = Load(lease, parts, last, uses)

@@ -34,16 +34,15 @@ class Found(msgspec.Struct, eq=False):
 
     path: nodes passed, the one the match ends inside included. pages: whole pages whose tokens match. extra: equal
     tokens of the next page on the same edge. within: whole pages matched in the last node where the match ends inside
-    its edge, else -1 (it ends at a node's end). resident: pages resident on the path; device_pages: those of them the
-    prompt covers. partial, partial_tokens: a page of the device that is only partly common, right after
-    ``device_pages`` (a tail, the last node, or a child of it).
+    its edge, else -1 (it ends at a node's end). device_pages: resident pages the prompt covers. partial,
+    partial_tokens: a page of the device that is only partly common, right after them (a tail, the last node, or a child
+    of it).
     """
 
     path: list[Node]
     pages: int
     extra: int
     within: int
-    resident: int
     device_pages: int
     partial: Node | Tail | None = None
     partial_tokens: int = 0
@@ -110,7 +109,7 @@ def find(tree: PrefixTree, root: Root, tokens: Tokens, page: bytes = b"") -> Fou
             partial, partial_tokens = _partial(tree, node, page)
         if partial_tokens < tree.min_partial_tokens:
             partial, partial_tokens = None, 0
-    return Found(path, pages, extra, within, resident, device, partial, partial_tokens)
+    return Found(path, pages, extra, within, device, partial, partial_tokens)
 
 
 def _partial(tree: PrefixTree, node: Node, page: bytes) -> tuple[Tail | Node | None, int]:

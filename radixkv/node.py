@@ -73,9 +73,14 @@ class ChunkRecord:
     read: list[Any] | None = None
 
     @property
+    def stored(self) -> bool:
+        """An outer tier has it, or is about to."""
+        return bool(self.tiers[HOST].state or self.tiers[DISK].state)
+
+    @property
     def dead(self) -> bool:
         """Nothing keeps this record: no tier, no copy, no child."""
-        return not (self.tiers[HOST].state or self.tiers[DISK].state or self.busy or self.below)
+        return not (self.busy or self.below or self.stored)
 
     def lineage(self) -> Iterator[ChunkRecord]:
         """This record, its parent, and so on up to the first chunk's."""
@@ -179,7 +184,7 @@ class Root(Node):
     clear. uses: of its namespace, shared by its roots one after another.
     """
 
-    __slots__ = ("key", "leases", "named", "namespace", "retired", "uses")
+    __slots__ = ("key", "leases", "named", "namespace", "uses")
 
     def __init__(self, namespace: Namespace | None, key: ChunkKey) -> None:
         super().__init__(b"", b"", None, 0, 0, 0)
@@ -188,7 +193,6 @@ class Root(Node):
         self.named = False
         self.leases = 0  # open leases: a root without any, and empty, is forgotten
         self.uses = Uses()
-        self.retired = False  # of a revision that is over: matched no more, stored no more
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -14,28 +14,29 @@ from radixkv.types import INT32, INTP, PageIds, PageIndex
 _ONE = Struct("<i").unpack
 CACHED, FILL = 1 << 32, 48
 """In a page's word: the mark of the tree's, and the shift of the fill; its ref count is the low half."""
+UNREADY, INCOMING = 32, 48
+"""Shifts in the word of its holds, all of which are counted in the low half."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Pages by state; the five sum to the pool."""
+    """Pages by state; the four sum to the pool."""
 
     free: int
     private: int
     cached: int
-    loading: int
     draining: int
 
 
 class PagePool:
     """One pool for running and cached pages.
 
-    A page is in exactly one state: *free* (on the stack), *cached* (``cached``: the tree's), *loading* (``loading``: a
-    lease that has not settled holds it), *private* (``ref`` > 0 and neither), or *draining* (nobody's, but a copy or
-    fence still touches it: ``busy`` > 0). ``fill`` is the number of leading tokens of a page that somebody relies on: a
-    write at or past it may go in place, any other copies first. ``ref`` counts leases that hold a page themselves;
-    pages protected by a lease's pin in the tree are not counted. ``refs``, ``marks`` and ``fills`` are ``ref``,
-    ``cached`` and ``fill`` for one page at a time, in half an array's time.
+    A page is in exactly one state: *free* (on the stack), *cached* (``cached``: the tree's), *private* (``ref`` > 0 and
+    not the tree's), or *draining* (nobody's, but a copy or fence still touches it: ``busy`` > 0). ``fill`` is the
+    number of leading tokens of a page that somebody relies on: a write at or past it may go in place, any other copies
+    first. ``ref`` counts leases that hold a page themselves; pages protected by a lease's pin in the tree are not
+    counted. ``refs``, ``marks`` and ``fills`` are ``ref``, ``cached`` and ``fill`` for one page at a time, in half an
+    array's time.
     """
 
     def __init__(self, pages: int, page_tokens: int) -> None:
@@ -48,10 +49,10 @@ class PagePool:
         self.fill: npt.NDArray[np.uint16] = self._words.view(np.uint16)[3::4]
         self.refs, self.marks, self.fills = self.ref.data, self.cached.data, self.fill.data
         self._full = np.array(page_tokens << FILL | CACHED, np.uint64)  # the word of a page that only the tree has
-        self.loading: npt.NDArray[np.bool_] = np.zeros(pages, np.bool_)
-        self.busy: npt.NDArray[np.int32] = np.zeros(pages, np.int32)  # copies and fences that still touch the page
-        self.unready = self.busy.copy()  # those of them that write it: movers must not read it yet
-        self.incoming = self.busy.copy()  # loads among those: nobody may read it yet
+        self._holds: npt.NDArray[np.uint64] = np.zeros(pages, np.uint64)  # the next three, changed in one access
+        self.busy = self._holds.view(np.uint32)[::2]  # copies and fences that still touch the page
+        self.unready = self._holds.view(np.uint16)[2::4]  # those of them that write it: movers must not read it yet
+        self.incoming = self._holds.view(np.uint16)[3::4]  # loads among those: nobody may read it yet
         self.n_busy = self.n_incoming = 0  # holds now open: zero skips the array work
         self.n_cached = 0
         self.n_shared = 0  # refs beyond the first of each page: zero means that a holder is the only one
@@ -89,7 +90,6 @@ class PagePool:
             self.n_shared -= int(np.count_nonzero(left))
         dead = pages[(left == 0) & ~self.cached[pages]]
         if len(dead):
-            self.loading[dead] = False
             self._dead(dead)
 
     def release_one(self, page: int) -> None:
@@ -97,11 +97,9 @@ class PagePool:
         left = self.refs[page] - 1
         self.refs[page] = left
         self.n_shared -= left > 0
-        if not left and not self.marks[page]:
-            self.loading[page] = False
-            if not (self.n_busy and self.busy.item(page)):  # else it drains: ``unhold`` frees it
-                self.stack[self.free] = page
-                self.free += 1
+        if not left and not self.marks[page] and not (self.n_busy and self.busy.item(page)):
+            self.stack[self.free] = page  # else it drains: ``unhold`` frees it
+            self.free += 1
 
     def leave_one(self, page: int) -> int:
         """``leave`` of one page."""
@@ -159,28 +157,19 @@ class PagePool:
 
     def hold(self, pages: PageIds, *, write: bool = False, load: bool = False) -> None:
         """A copy or fence touches these pages until ``unhold`` with the same arguments."""
-        self.busy[pages] += 1
+        self._holds[pages] += 1 | write << UNREADY | load << INCOMING
         self.n_busy += 1
-        if write:
-            self.unready[pages] += 1
-        if load:
-            self.incoming[pages] += 1
-            self.n_incoming += 1
+        self.n_incoming += load
 
     def unhold(self, pages: PageIds, *, write: bool = False, load: bool = False) -> None:
         """The copy or fence has ended."""
-        self.busy[pages] -= 1
+        self._holds[pages] -= 1 | write << UNREADY | load << INCOMING
         self.n_busy -= 1
-        if write:
-            self.unready[pages] -= 1
-        if load:
-            self.incoming[pages] -= 1
-            self.n_incoming -= 1
+        self.n_incoming -= load
         self._push(pages[(self.busy[pages] == 0) & (self.ref[pages] == 0) & ~self.cached[pages]])
 
     def counts(self) -> PoolCounts:
-        """Pages by state; a pass over the pool only where loads, copies or fences are open."""
-        loading = int(np.count_nonzero(self.loading))
+        """Pages by state; a pass over the pool only where copies or fences are open."""
         draining = int(np.count_nonzero((self.busy > 0) & (self.ref == 0) & ~self.cached)) if self.n_busy else 0
-        private = self.pages - self.free - self.n_cached - loading - draining
-        return PoolCounts(self.free, private, self.n_cached, loading, draining)
+        private = self.pages - self.free - self.n_cached - draining
+        return PoolCounts(self.free, private, self.n_cached, draining)

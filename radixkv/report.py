@@ -60,22 +60,26 @@ def totals(plane: Plane) -> dict[str, int | float]:
     """The fields of ``Stats``, by name. No walk over the tree: its time does not grow with what is cached."""
     core, residency, size = plane.core, plane.residency, plane.tree.page_tokens
     uses, resumed, leases, pages = usage(plane), plane.tree.resumed, plane.leases, core.pool.counts()
-    unit = core.layout.quarter_bytes
+    unit, loading = core.layout.quarter_bytes, sum(part.pages for lease in leases for part in lease.plan_parts())
     return {
         **counters_of(uses),
         **counters_of(core.counters),
         **core.estimates.figures(),
-        **{f"{state}_pages": count for state, count in counters_of(pages).items()},
+        "free_pages": pages.free,
+        "private_pages": pages.private - loading,
+        "cached_pages": pages.cached,
+        "loading_pages": loading,
+        "draining_pages": pages.draining,
         "hit_tokens": uses.hit_tokens,
         "hit_rate": uses.hit_tokens / uses.queried_tokens if uses.queried_tokens else 0.0,
         "resumed_queries": resumed.queries,
         "resumed_tokens": resumed.queried_tokens,
         "resumed_hit_tokens": resumed.hit_tokens,
         "pages": core.pool.pages,
-        "host_chunks": residency.chunks[HOST],
+        "host_chunks": len(core.slots.taken) - len(core.slots.dead),
         "host_used_bytes": core.slots.used_units * unit,
         "host_capacity_bytes": core.slots.chunks * 4 * unit,
-        "disk_chunks": residency.chunks[DISK],
+        "disk_chunks": len(residency.stored.keys),
         "disk_used_bytes": residency.stored.used_bytes,
         "disk_capacity_bytes": core.disk.capacity_bytes if core.disk is not None else 0,
         "disk_raw_bytes": residency.stored.raw_bytes,
@@ -121,7 +125,7 @@ def namespaces(
     names = plane.core.disk.names() if plane.core.disk is not None else {}
     storage = len(plane.core.storage)
     with plane.lock:
-        roots = [root for root in plane.tree.all_roots() if not root.retired]
+        roots = [root for root in plane.tree.all_roots() if root not in plane.tree.retired]
     for root in roots:
         named = dict(names.get(root.key, ())[: -storage or None])
         if salt is not None and not _has_salt(plane, root, named, salt):

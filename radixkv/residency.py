@@ -72,15 +72,6 @@ class Stored:
         self.used_bytes -= size or 0
         return size is not None
 
-    def found(self, strays: dict[bytes, int]) -> None:
-        """What a store holds beside records, coldest last."""
-        self.strays = strays
-        self.used_bytes += sum(strays.values())
-
-    def delete_stray(self) -> bool:
-        """Delete the coldest of the strays there are. False: its delete was refused."""
-        return self.delete_strays([next(reversed(self.strays))])
-
     def condemn(self, *keys: ChunkKey) -> None:
         """What was stored under ``keys``, and every stray that may be of the same revision (its key does not say), must
         go from the disk: another process would take it for KV of the weights that are in use.
@@ -128,7 +119,6 @@ class Residency:
         )
         self.holes: tuple[dict[ChunkRecord, None], dict[ChunkRecord, None]] = ({}, {})
         self.landed: tuple[list[ChunkRecord], list[ChunkRecord]] = ([], [])
-        self.chunks = [0, 0]  # records with a state in the tier
         self.dirty: OrderedDict[ChunkRecord, None] = OrderedDict()  # readable in the host, not yet offered to disk
         self.came_back: Callable[[ChunkRecord], object] = lambda record: None  # told of records readable on disk now
         core.idle = self.idle
@@ -169,7 +159,6 @@ class Residency:
     def enter(self, record: ChunkRecord, tier: int) -> None:
         """A place in the tier is taken (its parent is claimed already). The plan that fills it is yet to be named."""
         record.tiers[tier].state = State.WRITING
-        self.chunks[tier] += 1
         if tier == DISK:
             self.dirty.pop(record, None)
 
@@ -238,7 +227,6 @@ class Residency:
         if residence.state is State.LANDED:
             self.landed[tier].remove(record)
         residence.state, residence.plan = State.NONE, 0
-        self.chunks[tier] -= 1
         record.busy += 1  # not forgotten before its parent is told
         if tier == HOST:
             core.slots.free(record.slot)
@@ -270,7 +258,7 @@ class Residency:
             return
         self.offer(record, HOST)
         self.offer(record, DISK)
-        if not record.tiers[HOST].state and not record.tiers[DISK].state:
+        if not record.stored:
             self.tree.prune(record.node.at(record.end))
 
     def records_below(self, node: Node) -> Iterator[ChunkRecord]:

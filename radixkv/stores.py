@@ -46,11 +46,6 @@ class Job(msgspec.Struct, eq=False):
     counted: bool = False
 
 
-def stored(record: ChunkRecord) -> bool:
-    """Whether an outer tier has the record, or is about to."""
-    return bool(record.tiers[HOST].state or record.tiers[DISK].state)
-
-
 class Stores:
     """Runs store jobs. Under the lock; the copies themselves are the movers'."""
 
@@ -96,7 +91,7 @@ class Stores:
     def run(self, job: Job) -> Result:
         """Store what a job's place holds now, ancestors first."""
         tree, node = self.tree, job.hint.at(job.depth)
-        if not node.alive or (tree.retired and tree.root_of(node).retired):
+        if not node.alive or (tree.retired and tree.root_of(node) in tree.retired):
             return Result.GONE
         record = self._record(node, job.depth, job.tail)
         if record is None:
@@ -124,7 +119,7 @@ class Stores:
             return None
         for other in node.shorts or ():
             there = other.index == index and other.end == depth and other.tail.startswith(tail)
-            if there and (other.tail == tail or stored(other)):
+            if there and (other.tail == tail or other.stored):
                 return other
         short.parent = tree.record(node, index - 1, make=True)
         return tree.attach(short)
@@ -133,10 +128,10 @@ class Stores:
         """What of a record and its ancestors is to be stored, the last one first: nothing where the record is stored,
         but for holes above it, since what lies behind them is not served.
         """
-        if not stored(record):
+        if not record.stored:
             return list(takewhile(lambda link: not link.tiers[HOST].state, record.lineage()))
         if self.residency.holes[HOST] or self.residency.holes[DISK]:
-            return [link for link in record.lineage() if not stored(link)]
+            return [link for link in record.lineage() if not link.stored]
         return []
 
     def _pages(self, node: Node, record: ChunkRecord) -> PageIds | None:

@@ -66,7 +66,7 @@ class PrefixTree(Paths):
         self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
         self.former = Uses()  # of namespaces no longer in ``uses``
         self.resumed = Uses()  # of preempted requests that came back
-        self.retired = 0  # roots of revisions that are over
+        self.retired: set[Root] = set()  # of revisions that are over: matched no more, stored no more
         self.now = 0
         self.unfilled = 0  # slots of tails past their tokens
         self.generations: dict[bytes, tuple[tuple[str, str], ...]] = {}  # of namespaces whose weights were replaced
@@ -104,7 +104,7 @@ class PrefixTree(Paths):
     def peek(self, namespace: Namespace, storage: tuple[tuple[str, str], ...]) -> Root | None:
         """The root of a namespace if there is one; makes none."""
         root = self.roots.get(namespace.digest)
-        if root is None and len(self.known) > len(self.roots) + self.retired:
+        if root is None and len(self.known) > len(self.roots) + len(self.retired):
             root = self.known.get(self._key(namespace, storage))
         return root
 
@@ -114,8 +114,9 @@ class PrefixTree(Paths):
             return
         if self.known.get(root.key) is root:
             del self.known[root.key]
-            self.retired -= root.retired
-            if root.namespace is not None and not root.retired:
+            if root in self.retired:
+                self.retired.remove(root)
+            elif root.namespace is not None:
                 del self.roots[root.namespace.digest]
 
     def retire(self, root: Root) -> None:
@@ -124,8 +125,7 @@ class PrefixTree(Paths):
         if self.known.get(root.key) is root:
             if root.namespace is not None:
                 del self.roots[root.namespace.digest]
-            root.retired = True
-            self.retired += 1
+            self.retired.add(root)
 
     def all_roots(self) -> Iterator[Root]:
         """Roots of all namespaces, also of those only known from a disk index."""
@@ -266,10 +266,8 @@ class PrefixTree(Paths):
         """
         size, full = self.page_bytes, node.end - node.start
         count = (len(key) - off) // size
-        if ids is not None:
-            for tail in node.tails or ():  # those that say less than the page about to stand there go
-                if key.startswith(tail.edge, off):
-                    self.drop_tail(tail)
+        if ids is not None and node.tails:
+            self._claim(node, key, off)
         in_place = (
             not node.children and not node.tails and node.parent is not None and full + count <= self.grow_pages
             and (ids is None or len(node.pages) == 4 * full)

@@ -140,7 +140,7 @@ class Writes:
         admitted yet. Or the disk tier refused it (too large, say), and it has not been used since: not worth another
         try.
         """
-        if self.tree.retired and self.tree.root_of(record.node).retired:
+        if self.tree.retired and self.tree.root_of(record.node) in self.tree.retired:
             return True
         if self.core.second_use and not record.tiers[DISK].state and not reused(record):
             return True
@@ -175,7 +175,7 @@ class Writes:
             while stored.used_bytes + need > disk.capacity_bytes:
                 if need <= disk.capacity_bytes and not stored.strays:  # they go before any record
                     return False
-                if need > disk.capacity_bytes or not stored.delete_stray():
+                if need > disk.capacity_bytes or not stored.delete_strays([next(reversed(stored.strays))]):
                     return None
             return True
 

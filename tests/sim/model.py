@@ -40,7 +40,7 @@ def bounds(world: World, ns: Namespace, key: bytes) -> Bounds:
     """Bounds for a prompt with token bytes ``key``."""
     core, size, chunk = world.core, world.layout.page_tokens, world.layout.chunk_tokens
     root = core.tree.roots.get(ns.digest) or core.tree.known.get(root_key(ns.digest, core.storage))
-    root = None if root is None or root.retired else root
+    root = None if root in core.tree.retired else root
     device = 0
     pieces: list[_Piece] = []
     todo: list[tuple[Node, bytes]] = [(root, b"")] if root is not None else []
@@ -142,7 +142,7 @@ def check_flushed(world: World) -> None:
     """A flush that left nothing: each conversation end on the device has a record on disk that says all of it."""
     for root in world.core.tree.all_roots():
         for node in world.core.tree.nodes(root):
-            for tail in (node.tails or ()) if not root.retired else ():
+            for tail in (node.tails or ()) if root not in world.core.tree.retired else ():
                 stored = [
                     record.tail
                     for record in node.shorts or ()

@@ -22,15 +22,12 @@ class Model:
 
     refs: int = 0
     cached: bool = False
-    loading: bool = False
     holds: int = 0
 
     @property
     def state(self) -> str:
         if self.cached:
             return "cached"
-        if self.loading:
-            return "loading"
         if self.refs:
             return "private"
         return "draining" if self.holds else "free"
@@ -60,8 +57,8 @@ class PoolMachine(RuleBasedStateMachine):
         """Pages by state, or those some lease holds."""
         return [i for i, page in enumerate(self.model) if page.state == test or (test == "held" and page.refs)]
 
-    @rule(count=st.integers(0, 5), loading=st.booleans(), fill=st.integers(0, 16))
-    def take(self, count: int, loading: bool, fill: int) -> None:
+    @rule(count=st.integers(0, 5), fill=st.integers(0, 16))
+    def take(self, count: int, fill: int) -> None:
         free = self.where("free")
         if count > len(free):
             with pytest.raises(OutOfPages):
@@ -70,17 +67,8 @@ class PoolMachine(RuleBasedStateMachine):
         taken = self.pool.take(count, fill)
         assert len(set(taken.tolist())) == count and set(taken.tolist()) <= set(free)
         assert (self.pool.fill[taken] == fill).all()
-        self.pool.loading[taken] = loading
         for i in taken.tolist():
-            self.model[i] = Model(refs=1, loading=loading)
-
-    @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:
-        """A lease settles: its pages are private from now on."""
-        pages = self.choose(data, self.where("loading"))
-        self.pool.loading[ids(pages)] = False
-        for i in pages:
-            self.model[i].loading = False
+            self.model[i] = Model(refs=1)
 
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
@@ -95,8 +83,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.release(ids(pages))
         for i in pages:
             self.model[i].refs -= 1
-            if not self.model[i].refs:
-                self.model[i].loading = False
 
     @rule(data=st.data())
     def enter(self, data: st.DataObject) -> None:
@@ -147,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(free) == len(set(free)), "a page twice in the free list"
         assert sorted(free) == [i for i, state in enumerate(states) if state == "free"]
         counts = pool.counts()
-        for state in ("free", "private", "cached", "loading", "draining"):
+        for state in ("free", "private", "cached", "draining"):
             assert getattr(counts, state) == states.count(state), state
         assert pool.ref.tolist() == [page.refs for page in self.model]
         assert pool.n_shared == sum(max(0, page.refs - 1) for page in self.model)
