@@ -4,7 +4,7 @@ device that has failed for good was to fill.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -105,13 +105,12 @@ class Holder(Protocol):
         """Make what was committed part of the tree, where that is not its fault."""
 
 
-def withdraw(tree: PrefixTree, record: ChunkRecord, first: int, pages: PageIds, holders: Iterable[Holder]) -> None:
+def withdraw(tree: PrefixTree, record: ChunkRecord, first: int, pages: PageIds, leases: Sequence[Holder]) -> None:
     """Take ``pages`` out of the tree, and all that stands below them: they were to hold pages ``first`` on of the chunk
     of ``record``. Leases on them fail; one that computed the same tokens itself gives its own pages in their place.
     """
     bad = np.zeros(tree.pool.pages, np.bool_)
     bad[pages] = True
-    leases = list(holders)
     for lease in leases:
         lease.spoil(bad)
     key = tree.tokens_between(record.node, 0, record.end) + record.tail

@@ -8,7 +8,7 @@ memory, so a prompt longer than the host cache and the staging buffers together 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixkv.core import Flight
@@ -65,12 +65,13 @@ class Waiter:
 class Loads:
     """Runs load plans. Under the lock; the copies themselves are the movers'."""
 
-    def __init__(self, writes: Writes) -> None:
+    def __init__(self, writes: Writes, leases: Callable[[], Sequence[Holder]]) -> None:
+        """leases: those that are open."""
         self.writes = writes
         self.residency = writes.residency
         self.core = writes.core
         self.waiting: deque[ChunkRecord] = deque()  # wanted, and no read of them has started
-        self.failed: list[Flight] = []  # loads that have failed as often as the policy allows: see ``give_up``
+        self.leases = leases
 
     def hold(self, parts: list[Part]) -> None:
         """Keep the records of a plan, before any room is made for it."""
@@ -211,30 +212,20 @@ class Loads:
         waiter.part_ready(part)
 
     def _loaded(self, flight: Flight, done: Done) -> bool:
-        core = self.core
+        """A copy that has failed for good is undone: its pages leave the tree, leases on them fail, and the host copy,
+        which may be the cause, is lost.
+        """
+        core, plan, record = self.core, flight.plan, flight.record
+        assert isinstance(plan, LoadPlan) and record is not None and flight.pages is not None
         if done.outcome is Outcome.OK:
             core.estimates.host.add(flight.ahead, done.total_s)
             return False
-        # the pages may be in the tree already: nobody may read them until a copy has worked
         core.counters.load_failures += 1
         flight.failures += 1
         if flight.failures < core.config.policy.load_retries:
-            core.again(flight)
-        else:
-            core.flights[flight.plan.id] = flight
-            self.failed.append(flight)
-        return True
-
-    def give_up(self, leases: Sequence[Holder]) -> None:
-        """Copies that have failed for good: their pages leave the tree, leases on them fail, and the host copy, which
-        may be the cause, is lost.
-        """
-        failed, self.failed = self.failed, []
-        for flight in failed:
-            plan, record = flight.plan, flight.record
-            assert isinstance(plan, LoadPlan) and record is not None and flight.pages is not None
-            withdraw(self.core.tree, record, plan.first_page, flight.pages, leases)
-            if record.slot == plan.slot and not plan.staging:
-                self.residency.lose(record, HOST)
-            del self.core.flights[plan.id]
-            self.core.release(flight)
+            core.again(flight)  # the pages may be in the tree already: nobody may read them until a copy has worked
+            return True
+        withdraw(core.tree, record, plan.first_page, flight.pages, self.leases())
+        if record.slot == plan.slot and not plan.staging:
+            self.residency.lose(record, HOST)
+        return False

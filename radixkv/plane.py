@@ -62,7 +62,7 @@ class Plane:
         self._offsets = np.arange(core.layout.page_tokens)  # of tokens in their pages, page after page
         self.residency = Residency(core)
         self.writes = Writes(self.residency)
-        self.loads = Loads(self.writes)
+        self.loads = Loads(self.writes, lambda: self.leases)
         self.stores = Stores(self.writes)
         self.registry: dict[int, ref[Any]] = {}  # open leases by id(): for audits and statistics
         self.dropped: deque[Any] = deque()  # leases that were garbage-collected open: finalisers only enqueue
@@ -107,8 +107,6 @@ class Plane:
         if core.flights:
             core.land()
             self.loads.start_waiting()
-            if self.loads.failed:
-                self.loads.give_up(self.leases)
         if self.jobs:
             for job in list(self.jobs):
                 job.advance()

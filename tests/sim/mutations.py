@@ -201,7 +201,7 @@ MUTATIONS = (
     _one(
         "a load that fails for good leaves its pages in the tree",
         "loads.py",
-        "            withdraw(self.core.tree, record, plan.first_page, flight.pages, leases)\n",
+        "        withdraw(core.tree, record, plan.first_page, flight.pages, self.leases())\n",
         "",
     ),
     _one(
