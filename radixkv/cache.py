@@ -256,7 +256,7 @@ class Cache:
         closed.
         """
         timeout_s = _seconds(timeout_s)
-        with self._lock:
+        with self._plane.lock:
             if self._plane.closed:
                 return
             for job in list(self._plane.jobs):
@@ -265,12 +265,12 @@ class Cache:
         deadline = core.clock() + timeout_s
         if core.disk is not None:
             flushing.flush(self._plane, timeout_s)
-        with self._lock:
+        with self._plane.lock:
             if self._plane.closed:
                 return
             self._plane.closed = True
         core.mover.close(max(0.0, deadline - core.clock()))
-        with self._lock:
+        with self._plane.lock:
             self._plane.drain()
         if not core.mover.stopped:
             log.warning("a copy did not end within %s s: the tiers are left to the end of the process", timeout_s)
@@ -289,7 +289,7 @@ class Cache:
         """Audit the structure: every invariant of the control plane. Raises InvariantError naming the one that is
         broken.
         """
-        with self._lock:
+        with self._plane.lock:
             audit(self._plane)
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
@@ -304,12 +304,12 @@ class Cache:
 
     def stats(self) -> Stats:
         """One consistent picture: counters since open, gauges as of now."""
-        with self._lock:
+        with self._plane.lock:
             return report.stats(self._plane)
 
     def totals(self) -> dict[str, int | float]:
         """What ``stats`` says, by the same names."""
-        with self._lock:
+        with self._plane.lock:
             return report.totals(self._plane)
 
     def unique_tokens(self) -> int:
@@ -327,7 +327,7 @@ class Cache:
 
     def undeleted(self, keys: Iterable[bytes]) -> Undeleted:
         """How many of the chunks that a clear told the disk to delete are still there."""
-        with self._lock:
+        with self._plane.lock:
             self._plane.drain()
             return report.undeleted(self._plane, keys)
 
@@ -335,10 +335,6 @@ class Cache:
         """A prompt as it is matched, up to a span of unknown content."""
         key, limit = self._plane.core.media.key(prompt, media)
         return np.frombuffer(key, INT32)[:limit]
-
-    @property
-    def _lock(self) -> Any:
-        return self._plane.lock
 
     @contextmanager
     def _turn(self) -> Iterator[Plane]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -12,7 +12,7 @@ from radixkv.keys import Namespace
 from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, Uses
 from radixkv.plan import LoadPlan, ReadPlan
 from radixkv.plane import Plane
-from radixkv.stats import Stats, counters_of
+from radixkv.stats import Stats
 from radixkv.tree import PrefixTree
 
 
@@ -62,8 +62,8 @@ def totals(plane: Plane) -> dict[str, int | float]:
     uses, resumed, leases, pages = usage(plane), plane.tree.resumed, plane.leases, core.pool.counts()
     unit, loading = core.layout.quarter_bytes, sum(part.pages for lease in leases for part in lease.plan_parts())
     return {
-        **counters_of(uses),
-        **counters_of(core.counters),
+        **asdict(uses),
+        **asdict(core.counters),
         **core.estimates.figures(),
         "free_pages": pages.free,
         "private_pages": pages.private - loading,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -97,8 +97,3 @@ class Stats(Counters):
     in_flight: int
     in_flight_loads: int
     open_leases: int
-
-
-def counters_of(counters: object) -> dict[str, int | float]:
-    """The counters by name."""
-    return {f.name: getattr(counters, f.name) for f in fields(counters)}  # type: ignore[arg-type]
