@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -309,8 +309,7 @@ class Cache:
 
     def totals(self) -> dict[str, int | float]:
         """What ``stats`` says, by the same names."""
-        with self._plane.lock:
-            return report.totals(self._plane)
+        return asdict(self.stats())
 
     def unique_tokens(self) -> int:
         """Tokens that some tier has, each once. Walks the tree: the lock is held for one namespace at a time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 FADE = 0.8
 """Weight of a measurement after each newer one. With 0.95 a tier that changes pace every twenty requests gained nothing
@@ -102,7 +103,7 @@ class Estimates:
         weight = tokens / (tokens + 2048) if self.prefill else 1.0
         self.prefill = 1 / ((1 - weight) / (self.prefill or 1.0) + weight * seconds / tokens)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """What is expected at present, by the names of ``Stats``."""
         out = {"prefill_tokens_per_s": self.prefill}
         for tier, time in (("disk", self.disk), ("host", self.host)):

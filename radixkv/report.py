@@ -56,45 +56,40 @@ def usage(plane: Plane) -> Uses:
     return Uses(**{f.name: getattr(former, f.name) + sum(map(attrgetter(f.name), kept)) for f in fields(Uses)})
 
 
-def totals(plane: Plane) -> dict[str, int | float]:
-    """The fields of ``Stats``, by name. No walk over the tree: its time does not grow with what is cached."""
+def stats(plane: Plane) -> Stats:
+    """One consistent picture. No walk over the tree: its time does not grow with what is cached."""
     core, residency, size = plane.core, plane.residency, plane.tree.page_tokens
     uses, resumed, leases, pages = usage(plane), plane.tree.resumed, plane.leases, core.pool.counts()
     unit, loading = core.layout.quarter_bytes, sum(part.pages for lease in leases for part in lease.plan_parts())
-    return {
+    return Stats(
         **asdict(uses),
         **asdict(core.counters),
         **core.estimates.figures(),
-        "free_pages": pages.free,
-        "private_pages": pages.private - loading,
-        "cached_pages": pages.cached,
-        "loading_pages": loading,
-        "draining_pages": pages.draining,
-        "hit_tokens": uses.hit_tokens,
-        "hit_rate": uses.hit_tokens / uses.queried_tokens if uses.queried_tokens else 0.0,
-        "resumed_queries": resumed.queries,
-        "resumed_tokens": resumed.queried_tokens,
-        "resumed_hit_tokens": resumed.hit_tokens,
-        "pages": core.pool.pages,
-        "host_chunks": len(core.slots.taken) - len(core.slots.dead),
-        "host_used_bytes": core.slots.used_units * unit,
-        "host_capacity_bytes": core.slots.chunks * 4 * unit,
-        "disk_chunks": len(residency.stored.keys),
-        "disk_used_bytes": residency.stored.used_bytes,
-        "disk_capacity_bytes": core.disk.capacity_bytes if core.disk is not None else 0,
-        "disk_raw_bytes": residency.stored.raw_bytes,
-        "in_flight": len(core.flights),
-        "in_flight_loads": sum(isinstance(f.plan, (LoadPlan, ReadPlan)) for f in core.flights.values()),
-        "open_leases": len(leases),
-        "pinned_tokens": pinned_pages(leases) * size,
-        "cached_tokens": pages.cached * size - plane.tree.unfilled,
-        "unfilled_slots": plane.tree.unfilled,
-    }
-
-
-def stats(plane: Plane) -> Stats:
-    """One consistent picture."""
-    return Stats(**totals(plane))  # type: ignore[arg-type]
+        hit_tokens=uses.hit_tokens,
+        hit_rate=uses.hit_tokens / uses.queried_tokens if uses.queried_tokens else 0.0,
+        resumed_queries=resumed.queries,
+        resumed_tokens=resumed.queried_tokens,
+        resumed_hit_tokens=resumed.hit_tokens,
+        pages=core.pool.pages,
+        free_pages=pages.free,
+        private_pages=pages.private - loading,
+        cached_pages=pages.cached,
+        loading_pages=loading,
+        draining_pages=pages.draining,
+        pinned_tokens=pinned_pages(leases) * size,
+        cached_tokens=pages.cached * size - plane.tree.unfilled,
+        unfilled_slots=plane.tree.unfilled,
+        host_chunks=len(core.slots.taken) - len(core.slots.dead),
+        host_used_bytes=core.slots.used_units * unit,
+        host_capacity_bytes=core.slots.chunks * 4 * unit,
+        disk_chunks=len(residency.stored.keys),
+        disk_used_bytes=residency.stored.used_bytes,
+        disk_capacity_bytes=core.disk.capacity_bytes if core.disk is not None else 0,
+        disk_raw_bytes=residency.stored.raw_bytes,
+        in_flight=len(core.flights),
+        in_flight_loads=sum(isinstance(f.plan, (LoadPlan, ReadPlan)) for f in core.flights.values()),
+        open_leases=len(leases),
+    )
 
 
 def unique_tokens(plane: Plane) -> int:
