@@ -55,13 +55,12 @@ def _clear_root(plane: Plane, root: Root, tier: str | None = None, unused_since:
     What was used after ``unused_since``, and what stands above it, stays and does not count as kept.
     Records of less than a page have no time of use of their own: they go with everything, not by age.
     """
-    tree, counters, cleared = plane.tree, plane.core.counters, Cleared()
+    tree, counters, before, kept = plane.tree, plane.core.counters, plane.pool.n_cached, 0
     until = tree.now if unused_since is None else unused_since
     nodes = list(tree.nodes(root))
     old = nodes if unused_since is None else _unused(nodes, root, until)
     records = [record for node in old for record in node.chunks()]
     if tier in (None, "device"):
-        before = plane.pool.n_cached
         for node in reversed(nodes):
             for tail in node.tails or ():
                 if tail.last_use <= until and not plane.pool.busy[tail.page] and not plane.pool.ref[tail.page]:
@@ -73,13 +72,10 @@ def _clear_root(plane: Plane, root: Root, tier: str | None = None, unused_since:
                 tree.prune(node)
         kept = sum(node.resident for node in old if node.alive)
         kept += sum(tail.last_use <= until for node in tree.nodes(root) for tail in node.tails or ())
-        cleared += Cleared(device_pages=before - plane.pool.n_cached, kept_device_pages=kept)
-    if tier in (None, "host"):
-        keys, left = _clear_records(plane, records, HOST)
-        cleared += Cleared(host_chunks=len(keys), kept_host_chunks=left)
-    if tier in (None, "disk"):
-        keys, left = _clear_records(plane, records, DISK)
-        cleared += Cleared(disk_chunks=len(keys), kept_disk_chunks=left, disk_keys=tuple(key for key in keys if key))
+    host, kept_host = _clear_records(plane, records if tier in (None, "host") else [], HOST)
+    disk, kept_disk = _clear_records(plane, records if tier in (None, "disk") else [], DISK)
+    keys, device = tuple(key for key in disk if key), before - plane.pool.n_cached
+    cleared = Cleared(device, len(host), len(disk), kept, kept_host, kept_disk, keys)
     counters.cleared_pages += cleared.device_pages
     counters.cleared_host_chunks += cleared.host_chunks
     counters.cleared_disk_chunks += cleared.disk_chunks

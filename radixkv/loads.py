@@ -143,7 +143,6 @@ class Loads:
                 slot = self.core.staging.take(self.residency.tokens(record))
                 return slot >= 0 and self._read(record, slot, staging=True)
             # all that is wanted is a copy in the host, and a staging buffer would be none
-        self._fail(record)
         self._over(record)
         return True
 
@@ -176,11 +175,14 @@ class Loads:
         final = done.outcome is not Outcome.ERROR or record.failures >= core.config.policy.load_retries
         if not ok and final and record.tiers[DISK].state:
             self.residency.lose(record, DISK)
-        if not ok:
-            self._fail(record)
         self._over(record)
 
     def _over(self, record: ChunkRecord) -> None:
+        """Nothing more comes of the read of a record: whoever still waits for it waits in vain."""
+        while record.read:
+            waiter, part = record.read[0]
+            waiter.part_failed(part)  # releases the part, which takes it off the list
+            assert not record.read or record.read[0][1] is not part
         record.read = None
         record.busy -= 1
         self.residency.idle(record)
@@ -189,12 +191,6 @@ class Loads:
         waiters, record.read = record.read or [], []
         for waiter, part in waiters:
             self._give(waiter, part, slot, staging=staging)
-
-    def _fail(self, record: ChunkRecord) -> None:
-        while record.read:
-            waiter, part = record.read[0]
-            waiter.part_failed(part)  # releases the part, which takes it off the list
-            assert not record.read or record.read[0][1] is not part
 
     def _give(self, waiter: Waiter, part: Part, slot: int, *, staging: bool) -> None:
         """Copy a part's pages to the device from verified bytes in host memory."""

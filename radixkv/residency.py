@@ -250,7 +250,7 @@ class Residency:
 
     def in_use(self, record: ChunkRecord, tier: int) -> bool:
         """Whether a copy uses what the tier has of the record: it stays there."""
-        return record.read is not None or (tier == HOST and self.core.slots.pinned(record.slot))
+        return record.read is not None or (tier == HOST and record.slot in self.core.slots.pins)
 
     def idle(self, record: ChunkRecord) -> None:
         """A copy or plan let go of the record: it may be a victim again, or forgotten."""

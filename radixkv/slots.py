@@ -22,7 +22,7 @@ class HostSlots:
         self._whole = list(range((chunks - 1) * QUARTERS, -1, -QUARTERS))
         self._cut: dict[int, list[int]] = {}  # places that are cut up -> their free units
         self.taken: dict[int, int] = {}  # slot -> units, those waiting for their last copy included
-        self.pins: Counter[int] = Counter()  # copies per slot
+        self.pins: Counter[int] = Counter()  # copies that use a slot
         self.dead: set[int] = set()  # freed, still pinned
         self.used_units = 0
 
@@ -69,10 +69,6 @@ class HostSlots:
         if slot in self.dead:
             self.dead.discard(slot)
             self._give(slot)
-
-    def pinned(self, slot: int) -> bool:
-        """Whether a copy uses the slot."""
-        return slot in self.pins
 
     def audit(self) -> bool:
         """Every unit is either taken or free, once."""
