@@ -8,7 +8,6 @@ from weakref import ref
 from numpy import frombuffer
 
 from radixkv.coverage import Part, cover
-from radixkv.errors import OutOfPages
 from radixkv.estimate import Decision, Step, decide
 from radixkv.holding import Said, begin
 from radixkv.keys import SHORT_BYTES, Namespace, check_signs
@@ -79,7 +78,7 @@ def acquire(
     if parts or reserve:
         try:
             begin(lease, parts, reserve, last, uses)
-        except OutOfPages:
+        except BaseException:
             lease.abandon()
             raise
     uses.queries += 1

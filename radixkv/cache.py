@@ -269,9 +269,13 @@ class Cache:
             if self._plane.closed:
                 return
             self._plane.closed = True
-        core.mover.close(max(0.0, deadline - core.clock()))
-        with self._plane.lock:
-            self._plane.drain()
+        try:
+            core.mover.close(max(0.0, deadline - core.clock()))
+            with self._plane.lock:
+                self._plane.drain()
+        except BaseException:  # interrupted: the tiers are still open, and another close is to close them
+            self._plane.closed = False
+            raise
         if not core.mover.stopped:
             log.warning("a copy did not end within %s s: the tiers are left to the end of the process", timeout_s)
         elif self._after_close is not None:

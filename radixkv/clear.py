@@ -111,8 +111,8 @@ def bump_revision(plane: Plane, namespace: Namespace | None) -> Cleared:
     them, and new ones get other keys: a number that no other run had is part of their root's.
     """
     tree, residency = plane.tree, plane.residency
+    generation = (("generation", plane.core.entropy(16).hex()),)  # it may fail: before anything changes
     residency.stored.condemn()
-    generation = (("generation", plane.core.entropy(16).hex()),)
     roots, done = _roots(plane, namespace), Cleared()
     if namespace is None:
         tree.generations.clear()

@@ -4,6 +4,7 @@ decisions here.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from radixkv.slots import HostSlots
 from radixkv.stats import Counters
 from radixkv.tree import PrefixTree
 from radixkv.types import PageIds
+
+log = logging.getLogger("radixkv")
 
 COUNTED: dict[type[Plan], tuple[str, str, str]] = {
     StorePlan: ("stores", "stored_bytes", "store_s"),
@@ -87,6 +90,7 @@ class Core:
         self.ended: deque[Done] = deque()
         self.refused: list[Flight] = []  # to be tried again
         self.last_plan = 0
+        self.troubles: set[str] = set()  # that have been logged
         self.idle: Callable[[ChunkRecord], object] = lambda record: None  # told of records that a plan lets go of
 
     # plans
@@ -105,7 +109,7 @@ class Core:
         insist: a refusal is a plan that ends in error, at the next ``land``.
         """
         plan, token_bytes = flight.plan, self.layout.token_bytes
-        if not self.mover.submit(plan):
+        if not self._hand_over(plan):
             if not insist:
                 return False
             self.ended.append(Done(plan.id, Outcome.ERROR))
@@ -125,10 +129,18 @@ class Core:
             self.arena(plan.staging).pin(plan.slot)
         return True
 
+    def _hand_over(self, plan: Plan) -> bool:
+        """Whether the movers take a plan. One that they fail to take is refused: nobody above is half way then."""
+        try:
+            return self.mover.submit(plan)
+        except Exception as error:
+            self._trouble("a plan could not be handed over: it is refused", error)
+            return False
+
     def again(self, flight: Flight) -> None:
         """A plan that has failed is tried once more, with what it holds; where it is refused, at the next ``land``."""
         self.flights[flight.plan.id] = flight
-        if not self.mover.submit(flight.plan):
+        if not self._hand_over(flight.plan):
             self.refused.append(flight)
 
     def land(self) -> None:
@@ -144,8 +156,12 @@ class Core:
                 figures = (1, done.stored_bytes or flight.nbytes, done.seconds)
                 for name, figure in zip(COUNTED.get(type(flight.plan), ()), figures, strict=False):
                     setattr(self.counters, name, getattr(self.counters, name) + figure)
-            if not flight.landed(flight, done):
-                self.release(flight)
+            goes_on: bool | None = False
+            try:
+                goes_on = flight.landed(flight, done)
+            finally:
+                if not goes_on:
+                    self.release(flight)
 
     def release(self, flight: Flight) -> None:
         """A plan has ended for good: what it held is free."""
@@ -186,6 +202,19 @@ class Core:
             self.fences.append((fence, []))
         self.fences[-1][1].append((pages, write))
 
+    def _passed(self, fence: Fence) -> bool:
+        """Whether a fence is done. One that cannot say is not: its pages may still be written."""
+        try:
+            return fence.done()
+        except Exception as error:
+            self._trouble("a fence cannot say whether it is done: its pages are kept", error)
+            return False
+
+    def _trouble(self, what: str, error: Exception) -> None:
+        if what not in self.troubles:
+            self.troubles.add(what)
+            log.warning("%s; more of this kind is not logged: %r", what, error)
+
     def poll_fences(self, limit: int | None = None) -> None:
         """Let go of what the fences that have passed protected. limit: fences asked at most; the others have their turn
         next.
@@ -193,7 +222,7 @@ class Core:
         passed = False
         for _ in range(len(self.fences) if limit is None else min(limit, len(self.fences))):
             fence, holds = self.fences.popleft()
-            if not fence.done():
+            if not self._passed(fence):
                 self.fences.append((fence, holds))
                 continue
             passed = True

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.coverage import Part
-from radixkv.errors import OutOfPages
 from radixkv.estimate import Decision
 from radixkv.keys import Namespace
 from radixkv.loads import Waiter
@@ -305,7 +304,7 @@ def begin(lease: Holding, parts: list[Part], reserve: int, last: int, uses: Uses
     try:
         plane.core.reserve(need + extra)
         pages = plane.pool.take(need + extra)
-    except OutOfPages:
+    except BaseException:  # OutOfPages, or the system has no memory
         for part in parts:
             plane.loads.release(part)
         raise

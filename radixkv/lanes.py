@@ -83,9 +83,9 @@ class Lanes:
         with self._lock:
             if not self.room(kind):
                 return False
-            self._held[kind] += 1
             self._began[plan.id] = time.perf_counter()
-            lane.queue.append(plan)
+            lane.queue.append(plan)  # from here on it ends in a Done, whatever fails
+            self._held[kind] += 1
             if len(lane.queue) > lane.idle and len(lane.workers) < lane.threads:
                 self._start(lane)
             self._work[lane.name].notify()
@@ -150,10 +150,10 @@ class Lanes:
 
     def _start(self, lane: Lane) -> None:
         name = f"radixkv-{lane.name}" + (f"-{len(lane.workers)}" if lane.threads > 1 else "")
-        thread = threading.Thread(target=self._loop, args=(lane,), name=name, daemon=True)
         try:
+            thread = threading.Thread(target=self._loop, args=(lane,), name=name, daemon=True)
             thread.start()
-        except RuntimeError:  # the system has no more threads, or the interpreter is going down
+        except (RuntimeError, MemoryError):  # the system has no more threads, or the interpreter is going down
             logger.exception("the %s lane cannot start a thread", lane.name)
             if not lane.workers:
                 self._drop(lane, Outcome.ERROR)

@@ -38,7 +38,7 @@ class Lease(Holding):
         raise TypeError("a lease is not copied: fork it")
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "settled" if self.settled else "loading"
+        state = "closed" if self.closed else "settled" if self._load is None else "loading"
         return f"<Lease {state}, {self.length} tokens, {self.cached_tokens} cached, {self._entries} pages>"
 
     @property
@@ -327,6 +327,8 @@ class Lease(Holding):
     def abandon(self) -> None:
         """Give everything back and publish nothing: the acquire that made this lease fails."""
         self.closed = True
+        if self._load is not None:
+            self._load.leave()
         self._give_back()
 
     def _end(self, end: int, fence: Fence | None) -> None:

@@ -72,6 +72,10 @@ class Plane:
         self.foreign = False  # in a forked child: nothing here is the child's to touch, the lock least of all
         self.lock: Lock | ForeignLock = core.lock  # the one lock
 
+    def __reduce__(self) -> NoReturn:
+        """Refused, and with it that a cache, a lease or a job goes to another process."""
+        raise TypeError("a cache, its leases and its jobs stay in their process: another opens its own, from a Config")
+
     def disown(self) -> None:
         """In a forked child: whoever asks for the lock is told."""
         self.foreign, self.lock = True, ForeignLock()

@@ -31,8 +31,8 @@ class Job(Waiter):
 
     def __init__(self, plane: Plane, parts: list[Part], lease: Lease | None = None) -> None:
         """lease: of a prefetch to the device, that nobody reads."""
-        super().__init__(plane.loads, parts)
         self._plane = plane
+        super().__init__(plane.loads, parts)
         self._lease = lease
         pages = sum(part.pages for part in parts)
         self.wanted_tokens = lease.loading_tokens if lease is not None else pages * plane.tree.page_tokens

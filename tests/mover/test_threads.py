@@ -273,13 +273,14 @@ def test_even_a_tier_that_wants_to_exit_loses_no_plan(caplog: pytest.LogCaptureF
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
 
 
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
 def test_plans_end_as_errors_where_no_thread_can_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
     rig, mover = threaded()
 
     def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error("can't start new thread")
 
     with monkeypatch.context() as broken:
         broken.setattr(threading.Thread, "start", fail)
