@@ -21,6 +21,13 @@ ROW_VERSION = 1
 _FIXED = struct.Struct("<HHIQQQ32s32s")
 _CHECKSUM_BYTES = 16
 
+MOST_USES = 1 << 62
+MAX_RECORD_BYTES = 4 << 30
+"""More is taken for damage: no number from the disk decides an allocation."""
+
+_HEADER_ROOM = 256
+"""A record is its header and at most its payload."""
+
 
 def row_bytes(tokens: int, media_bytes: int = 0) -> int:
     """Bytes of the row of a chunk of ``tokens`` tokens and ``media_bytes`` of media entries."""
@@ -67,11 +74,15 @@ def pack_row(key: bytes, row: Row) -> bytes:
 
 
 def unpack_row(key: bytes, data: bytes) -> Row | None:
-    """The row stored under ``key``; None where its checksum, version or length does not fit."""
+    """The row stored under ``key``; None where its checksum, version or length does not fit, or a number is one that no
+    writer gives: the clock of uses would end there, or a delete look for more segments than there can be.
+    """
     if len(data) < row_bytes(0) or xxhash.xxh3_128_digest(key + data[:-_CHECKSUM_BYTES]) != data[-_CHECKSUM_BYTES:]:
         return None
     version, media, tokens, last_use, raw_bytes, record_bytes, parent, root = _FIXED.unpack_from(data)
     if version != ROW_VERSION or len(data) != row_bytes(tokens, media * ENTRY_BYTES):
+        return None
+    if last_use > MOST_USES or not record_bytes <= raw_bytes + _HEADER_ROOM <= MAX_RECORD_BYTES:
         return None
     end = _FIXED.size + tokens * TOKEN_BYTES
     return Row(parent, root, data[_FIXED.size : end], last_use, raw_bytes, record_bytes, data[end:-_CHECKSUM_BYTES])

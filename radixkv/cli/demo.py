@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +12,13 @@ import typer
 from radixkv.cli import demo_options
 from radixkv.errors import ConfigError, StoreFormat, StoreLocked
 
-FINE, DIFFERENT, USAGE = 0, 1, 2
-"""Exit codes: every answer the same; an answer differed; bad usage."""
+FINE, DIFFERENT, USAGE, ENDED = 0, 1, 2, 143
+"""Exit codes: every answer the same; an answer differed; bad usage; asked to end."""
+
+
+def _asked_to_end(*_: object) -> None:
+    """As Ctrl-C: what was computed is stored, and temporary folders go."""
+    sys.exit(ENDED)
 
 
 def demo(
@@ -49,6 +55,7 @@ def demo(
     Each answer must equal, token for token, that of the same engine with its cache off: status 1 if one differs, 2 for
     bad usage.
     """
+    signal.signal(signal.SIGTERM, _asked_to_end)
     try:
         if continue_from is not None:
             from radixkv.cli.demo_run import resume

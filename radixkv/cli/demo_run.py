@@ -28,8 +28,8 @@ RESTARTING = "\nrestarting: a fresh process goes on, with the conversations and 
 class State(msgspec.Struct, frozen=True):
     """What the first process leaves to the second.
 
-    folder: a temporary one, removed at the end. began: seconds since the epoch. answers: per thread, the token ids of
-    every answer so far.
+    folder: a temporary one, removed at the end. began: of the monotonic clock, which the second process goes on with.
+    answers: per thread, the token ids of every answer so far.
     """
 
     settings: Settings
@@ -47,7 +47,7 @@ def run(settings: Settings) -> None:
 
     Raises ConfigError, StoreLocked or StoreFormat for what the caller can put right.
     """
-    began, out = time.time(), console()
+    began, out = time.monotonic(), console()
     chosen = settings.conversations
     threads = conversations.shipped() if chosen is None else conversations.load(Path(chosen))
     folder = Path(tempfile.mkdtemp(prefix="radixkv-demo-"))
@@ -104,7 +104,7 @@ def resume(path: Path) -> bool:
     out.print(summary_table(everything, counters, token_bytes))
     if state.settings.json is not None:
         _write_json(Path(state.settings.json), state.settings, everything, counters, token_bytes)
-    return verdict(out, everything, time.time() - state.began)
+    return verdict(out, everything, time.monotonic() - state.began)
 
 
 def _store(settings: Settings, folder: Path) -> str | None:

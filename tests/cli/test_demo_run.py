@@ -125,6 +125,21 @@ def test_killed_in_the_middle_then_again_on_the_same_store(model: Path, talks: P
     assert sum(f.stat().st_size for f in store.rglob("*") if f.is_file()) < 1_200_000
 
 
+@pytest.mark.parametrize(("asked", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_end_it_leaves_nothing_open_and_nothing_behind(
+    model: Path, talks: Path, tmp_path: Path, asked: signal.Signals, status: int
+) -> None:
+    with start(model, talks, temporary=tmp_path) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("[3/"):
+                break
+        process.send_signal(asked)
+        process.communicate(timeout=60)
+    assert process.returncode == status
+    assert list(tmp_path.glob("radixkv-demo-*")) == []
+
+
 def test_a_store_in_use(model: Path, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tier = DiskTier(str(tmp_path / "store"), 1 << 20, item_bytes=2, chunk_bytes=24576, chunk_tokens=64)

@@ -148,6 +148,23 @@ def test_the_quarantine_is_bounded(tmp_path: Path, chunks: dict[str, list[WriteI
     assert (folder / "newer.record").exists() and all(Path(path).exists() for path in found["quarantined"])
 
 
+def test_a_clock_set_back_costs_no_new_file_of_the_quarantine(
+    tmp_path: Path, chunks: dict[str, list[WriteItem]]
+) -> None:
+    damage(tmp_path, chunks)
+    bound = map_bytes(tmp_path) // 4
+    folder = tmp_path / "quarantine"
+    folder.mkdir()
+    for ahead, name in ((1, "older.record"), (2, "newer.record")):  # what was moved before the clock was set back
+        (folder / name).touch()
+        os.truncate(folder / name, bound // 2 - 1)
+        os.utime(folder / name, times=(time.time() + ahead * 1e8, time.time() + ahead * 1e8))
+    status, found = report("verify", str(tmp_path), "--quarantine")
+    assert status == 1 and len(found["quarantined"]) == 5
+    assert all(Path(path).exists() for path in found["quarantined"])
+    assert [Path(path).name for path in found["quarantine_removed"]] == ["older.record"]
+
+
 def test_names_are_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     model = "an-organisation/a-model-with-a-name-that-no-terminal-of-eighty-columns-can-hold-in-one-line-Instruct-v0.3"

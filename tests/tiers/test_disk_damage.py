@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
+import msgspec
 import pytest
 import xxhash
 import zstandard
@@ -17,7 +18,7 @@ import zstandard
 from radixkv.plan import Outcome
 from radixkv.protocols import WriteItem
 from radixkv.tiers.disk import DiskTier
-from radixkv.tiers.index import row_bytes
+from radixkv.tiers.index import pack_row, row_bytes, unpack_row
 from radixkv.tiers.record import HEADER_BYTES
 from radixkv.tiers.space import SEGMENT_BYTES
 from tests.tiers.chunks import CHUNK_BYTES, TOKENS, buffer, chain, item, keys
@@ -123,6 +124,32 @@ def test_d2_bit_flips_in_a_row(store: tuple[Path, list[WriteItem]]) -> None:
         tier.close()
         # The record went with its row at the first open: nothing is left that no row accounts for.
         assert reread(folder, victim) == (Outcome.MISSING, 0)
+
+
+@pytest.mark.parametrize(
+    "what", [{"last_use": (1 << 64) - 1}, {"record_bytes": 1 << 60}, {"record_bytes": 1 << 33, "raw_bytes": 1 << 33}]
+)
+def test_a_row_with_a_number_that_no_writer_gives_is_damage(
+    store: tuple[Path, list[WriteItem]], what: dict[str, int]
+) -> None:
+    """Whole by its checksum, from a tool or another version: the clock of uses ended there, a delete never did."""
+    folder, chunks = store
+    key = chunks[1].row.key
+
+    def change(old: bytes) -> bytes:
+        row = unpack_row(key, old)
+        assert row is not None
+        return pack_row(key, msgspec.structs.replace(row, **what))
+
+    with raw(folder) as edit:
+        edit(b"index", key, change)
+    tier = open_tier(folder)
+    assert tier.stats().corrupt == 1
+    assert [read(tier, chunk)[0] for chunk in chunks[:3]] == [Outcome.OK, Outcome.MISSING, Outcome.OK]
+    assert tier.write([chunks[1]])[0][0] is Outcome.OK and read(tier, chunks[1]) == (Outcome.OK, True)
+    assert max(row.last_use for row in tier.scan()) < 1 << 62
+    check_gauges(tier)
+    tier.close()
 
 
 def test_d2_a_row_damaged_while_open_is_counted_and_skipped(tmp_path: Path) -> None:
