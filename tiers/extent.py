@@ -30,7 +30,7 @@ class Extent:
         self._fd = os.open(folder / DATA_FILE, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         self.identity = found.st_dev, found.st_ino
-        self._mapped = _mapped(found.st_ino)
+        self._mapped = _mapped(found)
         self.writeback = Writeback(self._fd)
 
     def check(self, env: Environment) -> None:
@@ -104,12 +104,18 @@ _RUN_HEADER = struct.Struct("<QHHI")
 _OVERFLOW = 4
 
 
-def _mapped(inode: int) -> tuple[int, int]:
-    """Where in memory the file of this inode is mapped from its start on; (0, 0) where the system does not say."""
+def _mapped(found: os.stat_result) -> tuple[int, int]:
+    """Where in memory the file is mapped from its start on; (0, 0) where the system does not say.
+
+    Names are bytes that need be no text. Some file systems show another device there than ``stat`` does, so one that
+    fits comes before others with the same inode number, and is not asked for.
+    """
+    spans: list[tuple[bool, int, int]] = []
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            span, _, offset, _, number, *_ = line.split()
-            if int(number) == inode and not int(offset, 16):
-                start, end = span.split("-")
-                return int(start, 16), int(end, 16)
-    return 0, 0
+        for line in Path("/proc/self/maps").read_bytes().split(b"\n")[:-1]:
+            span, _, offset, device, number, *_ = line.split(maxsplit=5)
+            if int(number) == found.st_ino and not int(offset, 16):
+                start, end = (int(at, 16) for at in span.split(b"-"))
+                major, minor = (int(part, 16) for part in device.split(b":"))
+                spans.append(((major, minor) == (os.major(found.st_dev), os.minor(found.st_dev)), start, end))
+    return max(spans, default=(False, 0, 0))[1:]

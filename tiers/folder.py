@@ -146,7 +146,10 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 def claim_folder(path: str) -> tuple[Path, WriterLock]:
     """Create and lock the folder ``path``, links resolved. Raises ConfigError or StoreLocked, naming it."""
-    folder = Path(os.path.realpath(path))
+    try:
+        folder = Path(os.path.realpath(path))
+    except ValueError as error:
+        raise ConfigError(f"disk store {path!r}: {error}") from error
     try:
         new = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,6 +195,8 @@ def damage(folder: Path) -> Damage | None:
     another LMDB generation.
     """
     try:
+        if not stat.S_ISREG((folder / DATA_FILE).stat().st_mode):  # opening a pipe would wait for ever
+            raise StoreFormat(f"{folder / DATA_FILE} is no file: it was left as it is")
         file = (folder / DATA_FILE).open("rb")
     except FileNotFoundError:
         return None

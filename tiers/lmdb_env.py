@@ -240,7 +240,7 @@ def environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False, r
 
 def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool, readonly: bool) -> Environment:
     return lmdb.open(
-        str(path),
+        os.fsencode(path),
         subdir=not copy,
         lock=not copy,
         map_size=map_bytes,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +45,8 @@ def make_table(folder: Path) -> None:
         if error.errno not in _NO_TABLE:
             raise
     finally:
-        made.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            made.unlink()
 
 
 def clear_unfinished(folder: Path) -> None:
@@ -88,7 +89,7 @@ def lagging(env: Environment) -> list[Lagging]:
     return sorted(inside, key=lambda found: -found.commits)
 
 
-@contextmanager
+@contextlib.contextmanager
 def opening(folder: Path) -> Iterator[None]:
     """Say in words what the table may have against one more process, which LMDB meets when it opens an environment.
 

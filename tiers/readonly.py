@@ -253,7 +253,10 @@ def open_read_only(folder: str | os.PathLike[str], *, refresh_s: float = 1.0) ->
     Raises ConfigError (no store there, or it cannot be opened), StoreFormat (damaged, or of another version: it is left
     as it is) and StoreLocked (this process has it open already: ask its cache, or the other ``ReadOnlyStore``).
     """
-    path = Path(os.path.realpath(folder))
+    try:
+        path = Path(os.path.realpath(folder))
+    except ValueError as error:
+        raise ConfigError(f"{folder!r} holds no disk store: {error}") from error
     if not (path / DATA_FILE).is_file():
         raise ConfigError(f"{path} holds no disk store: there is no {DATA_FILE}")
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
@@ -20,6 +22,7 @@ from radixkv.plan import Outcome
 from radixkv.tiers import lmdb_env
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.folder import holder
+from radixkv.tiers.readonly import open_read_only
 from tests.tiers.chunks import CHUNK_BYTES, TOKENS, chain, item, keys
 from tests.tiers.contract import check_gauges, read
 from tests.tiers.process import run_here, start_here
@@ -379,6 +382,49 @@ def test_the_least_cap_named_works(tmp_path: Path) -> None:
         tier = DiskTier(str(tmp_path / str(chunk_bytes)), least, item_bytes=2, chunk_bytes=chunk_bytes)
         assert tier.footprint(chunk_bytes) <= tier.capacity_bytes < least
         tier.close()
+
+
+def test_d12_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff a\r\n\xc3")
+    with mapped_file(name + ".mapped"):  # anything that the process has mapped
+        for folder in (name, tmp_path / "plain"):
+            tier = open_tier(folder)
+            assert tier.write([item(0)])[0][0] is Outcome.OK
+            assert tier._store._extent._mapped != (0, 0), "headers of payload pages can be checked"
+            tier.close()
+            with open_read_only(folder) as store:
+                assert len(store.snapshot().rows) == 1
+    for opened in (open_tier, open_read_only):
+        with pytest.raises(ConfigError, match="null byte"):
+            opened("store\0")
+
+
+@contextmanager
+def mapped_file(path: str) -> Iterator[None]:
+    """A file of a page, mapped."""
+    Path(path).write_bytes(bytes(4096))
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        yield
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "nothing"])
+def test_d9_a_data_file_that_is_no_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "data.mdb"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "not there")
+    if kind == "nothing":
+        open_tier(tmp_path).close()
+        assert (tmp_path / "not there").is_file()
+    else:
+        with pytest.raises(StoreFormat, match=r"data\.mdb is no file"):
+            open_tier(tmp_path)
+        with pytest.raises(ConfigError, match="holds no disk store"):
+            open_read_only(tmp_path)
 
 
 def test_element_sizes_are_checked(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -122,3 +123,24 @@ def write_now_and_then(point: str) -> None:
 
 def test_d5_trouble_that_comes_and_goes_is_said_once(tmp_path: Path) -> None:
     on_a_small_disk(tmp_path, 8 << 20, MODULE, "write_now_and_then")
+
+
+def look_without_writing(point: str) -> None:
+    """A file system that cannot be written, the table of readers there or not: it can be looked at."""
+    folder = Path(point) / "store"
+    filled(folder, 4)
+    for there in (True, False):
+        if not there:
+            (folder / "lock.mdb").unlink()
+        subprocess.run(["mount", "-o", "remount,ro", point], check=True)
+        with pytest.raises(ConfigError, match="Read-only file system"):
+            open_tier(folder)
+        with open_read_only(folder) as store:
+            assert len(verify(store).findings) == 0 and len(store.snapshot().rows) == 4
+            assert store.lagging() == []
+        subprocess.run(["mount", "-o", "remount,rw", point], check=True)
+    assert sorted(os.listdir(folder)) == ["data.mdb", "writer.lock"]
+
+
+def test_d14_a_file_system_that_cannot_be_written(tmp_path: Path) -> None:
+    on_a_small_disk(tmp_path, 8 << 20, MODULE, "look_without_writing")
