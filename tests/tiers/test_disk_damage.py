@@ -18,6 +18,7 @@ import zstandard
 from radixkv.plan import Outcome
 from radixkv.protocols import WriteItem
 from radixkv.tiers.disk import DiskTier
+from radixkv.tiers.folder import map_bytes
 from radixkv.tiers.index import pack_row, row_bytes, unpack_row
 from radixkv.tiers.record import HEADER_BYTES
 from radixkv.tiers.space import SEGMENT_BYTES
@@ -36,7 +37,7 @@ def open_tier(folder: Path, capacity_bytes: int = 4 << 20) -> DiskTier:
 @contextmanager
 def raw(folder: Path) -> Iterator[Callable[[bytes, bytes, Edit], None]]:
     """Edit values of a closed store behind the tier's back: edit(database, key, function); None deletes."""
-    env = lmdb.open(str(folder), max_dbs=8, map_size=64 << 20, lib_version=0)
+    env = lmdb.open(str(folder), max_dbs=8, map_size=max(64 << 20, map_bytes(folder)), lib_version=0)
     try:
         with env.begin(write=True) as txn:
 
