@@ -70,14 +70,7 @@ class Core:
         self.second_use = self.disk is not None and config.disk.admission == "second-use"
         self.policy = policy = make(config.policy.eviction)
         self.pool = PagePool(config.device.pages, layout.page_tokens)
-        self.tree = PrefixTree(
-            self.pool,
-            policy,
-            page_tokens=layout.page_tokens,
-            chunk_tokens=layout.chunk_tokens,
-            partial_children=config.policy.partial_children,
-            min_partial_tokens=config.policy.min_partial_tokens,
-        )
+        self.tree = PrefixTree(self.pool, policy, layout, config.policy)
         self.slots = HostSlots(host_chunks(config), layout.chunk_tokens)
         self.staging = HostSlots(config.host.staging_chunks if config.host.capacity_bytes else 0, layout.chunk_tokens)
         self.storage = (*layout.storage_parts(), *config.shard.parts())

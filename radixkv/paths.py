@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from radixkv.layout import KVLayout
 from radixkv.node import ChunkRecord, Node, Root
 from radixkv.types import ChunkKey, PageIds
 
@@ -13,10 +14,10 @@ from radixkv.types import ChunkKey, PageIds
 class Paths:
     """Tokens, pages and records between two depths. A remembered node is a hint: ``Node.at`` climbs to the right."""
 
-    def __init__(self, page_tokens: int, chunk_tokens: int) -> None:
-        self.page_tokens = page_tokens
-        self.page_bytes = 4 * page_tokens
-        self.chunk_pages = chunk_tokens // page_tokens
+    def __init__(self, layout: KVLayout) -> None:
+        self.page_tokens = layout.page_tokens
+        self.page_bytes = 4 * layout.page_tokens
+        self.chunk_pages = layout.chunk_pages
         self.n_records = 0
 
     def record(self, hint: Node, index: int, *, make: bool = False) -> ChunkRecord | None:

@@ -14,7 +14,9 @@ from operator import attrgetter
 
 import numpy as np
 
+from radixkv.config import PolicyConfig
 from radixkv.keys import Namespace, root_key
+from radixkv.layout import KVLayout
 from radixkv.node import Node, Root, Tail, Uses, common_tokens
 from radixkv.paths import Paths
 from radixkv.policy import Policy, VictimQueue
@@ -42,25 +44,14 @@ def _unfit(entry: Node | Tail) -> bool:
 class PrefixTree(Paths):
     """Structure and device residency; it changes the pool's ``cached`` marks and nothing else outside itself."""
 
-    def __init__(
-        self,
-        pool: PagePool,
-        policy: Policy,
-        *,
-        page_tokens: int,
-        chunk_tokens: int,
-        partial_children: int = 8,
-        min_partial_tokens: int = 1,
-        edge_tokens: int = EDGE_TOKENS,
-        grow_tokens: int = GROW_TOKENS,
-    ) -> None:
-        super().__init__(page_tokens, chunk_tokens)
+    def __init__(self, pool: PagePool, policy: Policy, layout: KVLayout, options: PolicyConfig) -> None:
+        super().__init__(layout)
         self.pool = pool
-        self.edge_pages = max(1, edge_tokens // page_tokens)
-        self.grow_pages = max(1, min(edge_tokens, grow_tokens) // page_tokens)
+        self.edge_pages = max(1, EDGE_TOKENS // layout.page_tokens)
+        self.grow_pages = max(1, GROW_TOKENS // layout.page_tokens)
         self.cut_pages = 4 * self.grow_pages  # of a longer edge a part is split off before a few pages are cut
-        self.partial_children = partial_children
-        self.min_partial_tokens = min_partial_tokens
+        self.partial_children = options.partial_children
+        self.min_partial_tokens = options.min_partial_tokens
         self.roots: dict[bytes, Root] = {}  # those that requests find, by digest of the namespace
         self.known: dict[bytes, Root] = {}  # all, by root key: also from a disk index, or of a revision that is over
         self.uses: dict[bytes, Uses] = {}  # by digest of the namespace

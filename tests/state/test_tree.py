@@ -9,9 +9,11 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from radixkv.config import PolicyConfig
 from radixkv.errors import OutOfPages
 from radixkv.evict import evict, unblock
 from radixkv.keys import Namespace
+from radixkv.layout import KVLayout
 from radixkv.match import find
 from radixkv.node import Node, Root
 from radixkv.policy import LRU
@@ -49,16 +51,10 @@ class TreeMachine(RuleBasedStateMachine):
     )
     def start(self, pages: int, edge: int, grow: int) -> None:
         self.pool = PagePool(pages, PAGE)
-        self.tree = PrefixTree(
-            self.pool,
-            LRU(),
-            page_tokens=PAGE,
-            chunk_tokens=CHUNK,
-            partial_children=64,
-            edge_tokens=edge,
-            grow_tokens=grow,
-        )
-        self.tree.cut_pages = self.tree.grow_pages
+        layout = KVLayout.full(layers=1, kv_heads=1, head_dim=1, page_tokens=PAGE, chunk_tokens=CHUNK)
+        self.tree = PrefixTree(self.pool, LRU(), layout, PolicyConfig(partial_children=64))
+        self.tree.edge_pages = max(1, edge // PAGE)
+        self.tree.grow_pages = self.tree.cut_pages = max(1, min(edge, grow) // PAGE)
         self.root: Root = self.tree.root(NS, ())
         self.says: dict[int, list[int]] = {}  # page -> all tokens up to its last one
         self.pins: list[Pin] = []
