@@ -10,11 +10,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.match import find
 from radixkv.node import DISK, HOST, ChunkRecord, Node
 from radixkv.residency import Residency
 from radixkv.tree import PrefixTree
-from radixkv.types import INT32, PageIds
+from radixkv.types import PageIds
 
 
 def _drop_pages(tree: PrefixTree, node: Node, keep: int) -> None:
@@ -113,9 +112,7 @@ def withdraw(tree: PrefixTree, record: ChunkRecord, first: int, pages: PageIds, 
     bad[pages] = True
     for lease in leases:
         lease.spoil(bad)
-    key = tree.tokens_between(record.node, 0, record.end) + record.tail
-    root = tree.root_of(record.node)
-    path = [root, *find(tree, root, np.frombuffer(key, INT32)).path]
+    path = [tree.root_of(record.node), *(node for node, _, _ in tree.pieces(record.node, 0, record.end))]
     moved: list[Holder] = []
     place = _place(path, record.index * tree.chunk_pages + first, bad)
     if place is not None:
