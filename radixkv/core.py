@@ -24,7 +24,7 @@ from radixkv.protocols import Clock, Device, Fence, Lock, Mover, Tier
 from radixkv.slots import HostSlots
 from radixkv.stats import Counters
 from radixkv.tree import PrefixTree
-from radixkv.types import PageIds
+from radixkv.types import PageIds, PageIndex
 
 log = logging.getLogger("radixkv")
 
@@ -172,12 +172,13 @@ class Core:
 
     # pages and fences
 
-    def reserve(self, pages: int) -> None:
-        """Make ``pages`` pages free by eviction. Raises OutOfPages, giving up nothing, where that is not enough."""
+    def take(self, pages: int, fill: int = 0) -> PageIndex:
+        """``pages`` pages for a lease, after eviction if need be. Raises OutOfPages, giving up nothing, where that is
+        not enough.
+        """
         pool = self.pool
-        if pool.free >= pages:
-            return
-        self.poll_fences()
+        if pool.free < pages:
+            self.poll_fences()
         want = pages - pool.free
         if want > 0:
             if not can_evict(self.tree, want):
@@ -185,6 +186,7 @@ class Core:
                     raise OutOfPages(f"{pages} pages wanted of a pool of {pool.pages}: that can never be had")
                 raise OutOfPages(f"{pages} pages wanted, {pool.free} of {pool.pages} free and too few to be evicted")
             self.counters.evicted_pages += evict(self.tree, want)
+        return pool.take(pages, fill)
 
     def add_fence(self, fence: Fence, pages: PageIds, *, write: bool = True) -> None:
         """``pages`` are in use until ``fence``: no other owner gets them before it, nor, where they are written, a

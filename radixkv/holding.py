@@ -112,8 +112,7 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
             plane.pool.fill[spare[:count]] = fill
             return spare[:count]
         plane.drain()
-        plane.core.reserve(fresh)
-        pages = plane.pool.take(fresh, fill)
+        pages = plane.core.take(fresh, fill)
         if not len(spare):
             return pages
         self._spare = NO_SPARE
@@ -302,8 +301,7 @@ def begin(lease: Holding, parts: list[Part], reserve: int, last: int, uses: Uses
     extra = max(0, end - lease._entries - need)
     plane.loads.hold(parts)
     try:
-        plane.core.reserve(need + extra)
-        pages = plane.pool.take(need + extra)
+        pages = plane.core.take(need + extra)
     except BaseException:  # OutOfPages, or the system has no memory
         for part in parts:
             plane.loads.release(part)
