@@ -76,9 +76,6 @@ class VictimQueue(Generic[E_]):
         self._last_use = last_use
         self._sequence = 0
 
-    def __len__(self) -> int:
-        return len(self._heap) + len(self._line)
-
     def __iter__(self) -> Iterator[E_]:
         """The candidates, in no order; some may be unfit."""
         return (item[2] for item in chain(self._line, self._heap))
