@@ -7,9 +7,6 @@ from typing import NewType, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-PageId = NewType("PageId", int)
-"""Index of a device page in the pool."""
-
 ChunkKey = NewType("ChunkKey", bytes)
 """SHA-256 over namespace, shard, parent and tokens: the name of a chunk in a keyed tier (32 bytes)."""
 
