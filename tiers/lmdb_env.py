@@ -15,7 +15,7 @@ import lmdb
 from radixkv.errors import RadixKVError, StoreFormat
 from radixkv.tiers.extent import Extent
 from radixkv.tiers.folder import COPY_FILE, DATA_FILE
-from radixkv.tiers.readers import MAX_READERS, begin, make_table, opening
+from radixkv.tiers.readers import MAX_READERS, begin, make_table, opening, table
 
 if TYPE_CHECKING:
     from lmdb import Environment, Transaction, _Database
@@ -110,6 +110,7 @@ class Store:
     def _connect(self) -> None:
         self._env = environment(self.folder, self._map_bytes, sync=self._sync)
         try:
+            self._table = table(self.folder)
             self._env.reader_check()
             self.meta, self.names, self.index, self.payload = databases(self._env, self.folder)
             self._extent = Extent(self.folder, self._env, writable=True)
@@ -149,6 +150,8 @@ class Store:
         Its views are valid until something is written. Raises Unavailable, and OSError where the file is not in its
         place any more: nobody would find what is written to it.
         """
+        if not self._gate.forked and table(self.folder) != self._table:
+            self.reconnect()  # removed under us: readers since then are in another one, and what they read is not to go
         with self._gate.entered():
             self._extent.check(self._env)
             self._check_place()
@@ -187,11 +190,12 @@ class Store:
     def reconnect(self) -> None:
         """Open the environment anew: LMDB refuses everything after a meta page could not be written.
 
-        Raises Unavailable once closed, and lmdb.Error where it does not open: then it can be tried again.
+        Raises Unavailable once closed, lmdb.Error and OSError where it does not open: then it can be tried again.
         """
         if self._closed or self.forked:
             raise Unavailable("the disk store is closed")
         self._check_place()  # the lock is for the folder that was opened
+        make_table(self.folder)  # where there is no room for one, what is open can be read all the same
         self._gate.shut()
         self._env.close()
         self._extent.close()

@@ -49,6 +49,18 @@ def make_table(folder: Path) -> None:
             made.unlink()
 
 
+Place = tuple[int, int]
+
+
+def table(folder: Path) -> Place | None:
+    """Which file the table in ``folder`` is, None where there is none. Processes with the store open must have one."""
+    try:
+        found = (folder / READERS_FILE).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def clear_unfinished(folder: Path) -> None:
     """Remove what processes left that died in ``make_table``. Raises OSError."""
     for made in folder.glob(f"{READERS_FILE}.new-*"):

@@ -22,7 +22,7 @@ from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import DATA_FILE, damage, map_bytes
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import Gate, Unavailable, databases, environment
-from radixkv.tiers.readers import Lagging, begin, lagging
+from radixkv.tiers.readers import Lagging, begin, lagging, table
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class ReadOnlyStore:
             raise StoreFormat(f"disk store {self.folder} cannot be read: {found}")
         self._env = environment(self.folder, map_bytes(self.folder), sync=False, readonly=True)
         try:
+            self._table = table(self.folder)
             self._extent = Extent(self.folder, self._env)
             self.meta, self.names, self.index, self.payload = databases(self._env, self.folder, make=False)
         except BaseException:
@@ -136,7 +137,7 @@ class ReadOnlyStore:
 
     def _current(self) -> bool:
         found = (self.folder / DATA_FILE).stat()
-        same = (found.st_dev, found.st_ino) == self._extent.identity
+        same = (found.st_dev, found.st_ino) == self._extent.identity and table(self.folder) == self._table
         return same and map_bytes(self.folder) <= self._env.info()["map_size"]
 
     def close(self) -> None:

@@ -17,8 +17,9 @@ from radixkv.plan import Outcome
 from radixkv.tiers.lmdb_env import Unavailable
 from radixkv.tiers.readers import MAX_READERS
 from radixkv.tiers.readonly import open_read_only
+from radixkv.tiers.verify import verify
 from tests.tiers.chunks import chain, item
-from tests.tiers.contract import read
+from tests.tiers.contract import check_gauges, read
 from tests.tiers.onlookers import open_tier
 from tests.tiers.process import on_a_small_disk, start_here
 
@@ -217,3 +218,52 @@ def test_an_onlooker_whose_store_is_taken_away(tmp_path: Path) -> None:
                 call()
         (tmp_path / "moved").rename(tmp_path / "store")
         assert len(store.snapshot().rows) == 3
+
+
+def look_twice(folder: str) -> None:
+    """Read everything in one transaction, and once more when told to: nothing may have changed meanwhile."""
+    with open_read_only(folder) as store:
+        with store.reading() as txn:
+            before = [(bytes(key), bytes(value)) for key, value in txn.cursor(store.payload)]
+            print("in", flush=True)
+            sys.stdin.readline()
+            assert [(bytes(key), bytes(value)) for key, value in txn.cursor(store.payload)] == before
+        print("out", flush=True)
+        sys.stdin.readline()
+        print(len(verify(store).damaged), flush=True)
+
+
+def test_e6_a_table_removed_while_the_store_is_open(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, 2 << 20)
+    held = [item(number, random=True) for number in range(12)]
+    tier.write(held)
+    (tmp_path / "lock.mdb").unlink()
+    onlooker = start_here(MODULE, "look_twice", str(tmp_path), stdin=subprocess.PIPE)  # makes a new one
+    assert onlooker.stdout is not None and onlooker.stdin is not None
+    try:
+        assert onlooker.stdout.readline() == "in\n"
+        outcomes = []
+        for number in range(100, 140):
+            outcomes.append(tier.write([item(number, random=True)], delete=[held[0].row.key])[0][0])
+            if outcomes[-1] is not Outcome.OK:
+                break
+            held = [*held[1:], item(number, random=True)]
+        assert outcomes[-1] is Outcome.REFUSED, "what the onlooker reads is not written over"
+        onlooker.stdin.write("\n")
+        onlooker.stdin.flush()
+        assert onlooker.stdout.readline() == "out\n"
+        (tmp_path / "lock.mdb").unlink()
+        tier.write([], touch=[(held[0].row.key, 7)])
+        onlooker.stdin.write("\n")
+        onlooker.stdin.flush()
+        assert onlooker.stdout.readline() == "0\n", "it follows to the table of now"
+    finally:
+        onlooker.stdin.close()
+        onlooker.stdout.close()
+        assert onlooker.wait() == 0
+    for chunk in held:
+        assert read(tier, chunk) == (Outcome.OK, True)
+    assert tier.write([item(200)])[0][0] is Outcome.OK
+    check_gauges(tier)
+    tier.close()
+    assert (tmp_path / "lock.mdb").exists()
