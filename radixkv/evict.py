@@ -91,21 +91,20 @@ def can_evict(tree: PrefixTree, want: int) -> bool:
         return False
     sure = 0
     for entry in islice(tree.victims, LOOK):
-        sure += _tail_frees(tree, entry) if isinstance(entry, Tail) else _leaf_frees(tree, entry)
+        sure += _frees(tree, entry)
         if sure >= want:
             return True
     return _evictable(tree) >= want
 
 
-def _tail_frees(tree: PrefixTree, tail: Tail) -> int:
-    return int(tail.alive and not tree.pool.busy[tail.page] and not tree.pool.ref[tail.page])
-
-
-def _leaf_frees(tree: PrefixTree, node: Node) -> int:
-    if not node.alive or node.resident_children or not node.pages:
+def _frees(tree: PrefixTree, entry: Node | Tail) -> int:
+    """Pages that the eviction of a candidate would free now."""
+    pool = tree.pool
+    if isinstance(entry, Tail):
+        return int(entry.alive and not pool.busy[entry.page] and not pool.ref[entry.page])
+    if not entry.alive or entry.resident_children or not entry.pages:
         return 0
-    ids = node.page_ids()[_first_loose(tree, node) :]
-    return int((tree.pool.ref[ids] == 0).sum())
+    return int((pool.ref[entry.page_ids(_first_loose(tree, entry))] == 0).sum())
 
 
 def _first_loose(tree: PrefixTree, node: Node) -> int:
@@ -127,10 +126,10 @@ def _evictable(tree: PrefixTree) -> int:
             stays = id(node) in kept
             for tail in node.tails or ():
                 stays = stays or bool(pool.busy[tail.page])
-                total += _tail_frees(tree, tail)
+                total += _frees(tree, tail)
             if node.pages and not stays:
                 low = _first_loose(tree, node)
-                total += int((pool.ref[node.page_ids()[low:]] == 0).sum())
+                total += int((pool.ref[node.page_ids(low)] == 0).sum())
                 stays = low > 0
             if stays and node.parent is not None:
                 kept.add(id(node.parent))

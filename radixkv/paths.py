@@ -24,16 +24,14 @@ class Paths:
         """The record of whole chunk ``index`` on the path to ``hint``, made (with its ancestors) if asked; None if the
         path is shorter.
         """
-        size, last = self.chunk_pages, index
-        while (found := self._record(hint, index)) is None and make and index >= 0:
-            if hint.at((index + 1) * size).end < (index + 1) * size:
-                return None
-            index -= 1
-        if found is None and index >= 0:
-            return None
-        for i in range(index + 1, last + 1):
-            end = (i + 1) * size
-            found = self.attach(ChunkRecord(found, i, end, b"", hint.at(end), short=False))
+        found, first, size = self._record(hint, index), index + 1, self.chunk_pages
+        if make and found is None and hint.at(first * size).end >= first * size:
+            while first and found is None:  # up to the first ancestor there is
+                first -= 1
+                found = self._record(hint, first - 1)
+            for i in range(first, index + 1):
+                end = (i + 1) * size
+                found = self.attach(ChunkRecord(found, i, end, b"", hint.at(end), short=False))
         return found
 
     def _record(self, hint: Node, index: int) -> ChunkRecord | None:

@@ -155,10 +155,9 @@ class Writes:
         """Room, and a place below its parent, for a record that is to be written. False: refused and counted."""
         if self.unwanted(record):
             return False
-        if self.lane_room and self._reserve(record):  # room in the lane before anything gives way to it
-            return True
-        self.core.counters.write_refused += 1
-        return False
+        reserved = self.lane_room and self._reserve(record)  # room in the lane before anything gives way to it
+        self.core.counters.write_refused += not reserved
+        return reserved
 
     def _reserve(self, record: ChunkRecord) -> bool:
         core, stored, disk = self.core, self.residency.stored, self.core.disk
