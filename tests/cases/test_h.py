@@ -43,6 +43,21 @@ def test_h1_hits_by_tier(drive: Drive) -> None:
     d.check()
 
 
+def test_h4_pages_that_a_tier_has_yet_to_fill_are_loading_and_no_others(drive: Drive) -> None:
+    """Reserved pages are private meanwhile; what has come is the tree's."""
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(128))
+    lease = d.cache.acquire(NS, prompt(129), reserve_tokens=16)
+    assert (d.stats.loading_pages, d.stats.private_pages, d.stats.cached_pages) == (8, 2, 0)
+    d.check()
+    d.drain()
+    assert lease.settled and lease.cached_tokens == 128
+    assert (d.stats.loading_pages, d.stats.private_pages, d.stats.cached_pages) == (0, 2, 8)
+    lease.close()
+    assert (d.stats.loading_pages, d.stats.private_pages) == (0, 0)
+    d.check()
+
+
 def test_h3_a_failed_load_is_no_hit(drive: Drive) -> None:
     d = drive(disk_bytes=DISK)
     d.to_disk(prompt(256))
