@@ -19,6 +19,7 @@ from tests.chaos.damage import files, flips, swaps
 from tests.chaos.full import limited, mounted
 from tests.chaos.kills import cache_kills, kills
 from tests.chaos.parts import Counts
+from tests.chaos.upkeep import upkeep
 
 
 class Campaign(NamedTuple):
@@ -31,6 +32,7 @@ class Campaign(NamedTuple):
 CAMPAIGNS = {
     "kills": Campaign(kills, lambda rounds: rounds - rounds // 5),
     "cache-kills": Campaign(cache_kills, lambda rounds: rounds // 5),
+    "upkeep": Campaign(upkeep, lambda rounds: rounds // 5),
     "flips": Campaign(flips, lambda rounds: rounds * 10),
     "swaps": Campaign(swaps, lambda rounds: rounds),
     "files": Campaign(files, lambda rounds: rounds),

@@ -11,7 +11,16 @@ import pytest
 
 from tests.chaos.__main__ import CAMPAIGNS
 
-ROUNDS = {"kills": 50, "cache-kills": 50, "flips": 30, "swaps": 60, "files": 16, "limits": 20, "mounts": 50}
+ROUNDS = {
+    "kills": 50,
+    "cache-kills": 50,
+    "upkeep": 100,
+    "flips": 30,
+    "swaps": 60,
+    "files": 16,
+    "limits": 20,
+    "mounts": 50,
+}
 
 
 def test_every_campaign_has_a_short_run() -> None:
