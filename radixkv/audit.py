@@ -156,6 +156,9 @@ def _records(plane: Plane, walk: _Walk) -> None:
         for record in records:
             _same("children in a tier", children[record], record.tiers[tier].children, tier, record.index)
             _tier_state(plane, record, tier)
+    for record in residency.dirty:
+        alone = record.tiers[HOST].state is State.READY and not record.tiers[DISK].state
+        _must(alone, "what is to be written is in the host alone", record.index)
     placed = [r.slot for r in records if r.slot >= 0]
     _must(len(placed) == len(set(placed)), "a host slot has one record", placed)
     apart = set(placed) | slots.dead == slots.taken.keys() and not set(placed) & slots.dead

@@ -21,6 +21,8 @@ from radixkv.writes import Writes
 
 RETRIES = 256
 """Refused jobs that one ``tick`` tries again."""
+FEW_JOBS = 1024
+"""Jobs that are not looked through for gone ones."""
 MAX_JOBS = 65536
 """Jobs remembered at most; the oldest are dropped and counted."""
 
@@ -56,6 +58,7 @@ class Stores:
         self.tree = writes.tree
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
+        self._limit = FEW_JOBS  # jobs at which those of paths that are gone are thrown out
         self.active = bool(self.core.slots.chunks)  # whether there is an outer tier to store to
 
     def add(self, hint: Node, depth: int, tail: bytes | None) -> None:
@@ -65,7 +68,19 @@ class Stores:
         if len(self.jobs) >= MAX_JOBS:
             self.jobs.popleft()
             self.core.counters.store_refused += 1
+        if len(self.jobs) + len(self.retry) >= self._limit:
+            self._forget_gone()
         self.jobs.append(Job(hint, depth, tail))
+
+    def _forget_gone(self) -> None:
+        """Drop the jobs whose path is no longer there: while stores are refused nobody runs them, and they keep its
+        tokens.
+        """
+        for jobs in (self.jobs, self.retry):
+            there = [job for job in jobs if job.hint.at(job.depth).alive]
+            jobs.clear()
+            jobs.extend(there)
+        self._limit = 2 * (len(self.jobs) + len(self.retry)) + FEW_JOBS
 
     def offer(self, limit: int) -> None:
         """Run up to ``limit`` jobs. Those that must wait for a fence, or were refused, are kept for later."""
