@@ -15,7 +15,16 @@ import lmdb
 from radixkv.errors import RadixKVError, StoreFormat
 from radixkv.tiers.extent import Extent
 from radixkv.tiers.folder import COPY_FILE, DATA_FILE
-from radixkv.tiers.readers import MAX_READERS, begin, make_table, opening, table
+from radixkv.tiers.readers import (
+    DAMAGED_TABLE,
+    MAX_READERS,
+    begin,
+    cut_short,
+    make_table,
+    opening,
+    remake_table,
+    table,
+)
 
 if TYPE_CHECKING:
     from lmdb import Environment, Transaction, _Database
@@ -238,8 +247,18 @@ def environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False, r
     """
     if not copy:
         make_table(path)
+    if not copy and cut_short(path):
+        if readonly:
+            raise lmdb.InvalidError("its table of readers is damaged; a writer makes it anew")
+        remake_table(path)
     with opening(path):
-        return _environment(path, map_bytes, sync=sync, copy=copy, readonly=readonly)
+        try:
+            return _environment(path, map_bytes, sync=sync, copy=copy, readonly=readonly)
+        except DAMAGED_TABLE:
+            if copy or readonly:
+                raise
+            remake_table(path)  # this is the writer: if it is the data file, that is found out then
+            return _environment(path, map_bytes, sync=sync, copy=copy, readonly=readonly)
 
 
 def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool, readonly: bool) -> Environment:

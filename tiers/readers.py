@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,9 +19,13 @@ from radixkv.tiers.folder import READERS_FILE
 if TYPE_CHECKING:
     from lmdb import Environment, Transaction
 
+_log = logging.getLogger(__name__)
+
 MAX_READERS = 512
 _TABLE_BYTES = (MAX_READERS + 2) * 64
 """A cache line for each reader, two for what comes before them."""
+
+_LEAST_BYTES = 4 * 64
 
 _NO_TABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP)
 """A folder that cannot be written, or has no links: LMDB itself does without, or says so."""
@@ -47,6 +52,26 @@ def make_table(folder: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             made.unlink()
+
+
+DAMAGED_TABLE = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.InvalidParameterError)
+"""What LMDB says of a damaged table in use. Where nobody is in it, it makes it anew by itself."""
+
+
+def cut_short(folder: Path) -> bool:
+    """Whether the table is too short for one reader: LMDB, where somebody is in it, takes it for a very long one. Of an
+    empty one it says so itself.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return 0 < (folder / READERS_FILE).stat().st_size < _LEAST_BYTES
+    return False
+
+
+def remake_table(folder: Path) -> None:
+    """A new table in the place of a damaged one. Onlookers follow: see ``table``."""
+    (folder / READERS_FILE).unlink(missing_ok=True)
+    make_table(folder)
+    _log.warning("disk store %s: its table of readers, %s, was damaged: a new one is used", folder, READERS_FILE)
 
 
 Place = tuple[int, int]

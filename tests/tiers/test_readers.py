@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 
 from radixkv.errors import ConfigError, StoreLocked
@@ -267,3 +269,40 @@ def test_e6_a_table_removed_while_the_store_is_open(tmp_path: Path) -> None:
     check_gauges(tier)
     tier.close()
     assert (tmp_path / "lock.mdb").exists()
+
+
+@pytest.mark.parametrize("wreck", ["noise", "zeros", "another version", "cut", "empty"])
+def test_d9_a_damaged_table_costs_no_data(tmp_path: Path, wreck: str, caplog: pytest.LogCaptureFixture) -> None:
+    """While an onlooker has the store open LMDB takes the table as it is, and said that the data file was damaged."""
+    chunks = chain(5)
+    tier = open_tier(tmp_path)
+    tier.write(chunks)
+    tier.close()
+    onlooker = start_here(MODULE, "take_all_places", str(tmp_path), "1", stdin=subprocess.PIPE)
+    assert onlooker.stdout is not None
+    try:
+        assert onlooker.stdout.readline() == "1\n"
+        path = tmp_path / "lock.mdb"
+        size = path.stat().st_size
+        if wreck in ("cut", "empty"):
+            os.truncate(path, {"cut": 100, "empty": 0}[wreck])
+        else:
+            with path.open("r+b") as file:
+                noise = np.random.default_rng(1).bytes(size)
+                file.write({"noise": noise, "zeros": bytes(size)}.get(wreck, path.read_bytes()[:4] + b"\x09" * 4))
+        with pytest.raises(ConfigError, match=str(tmp_path)):
+            open_read_only(tmp_path)
+        with caplog.at_level(logging.WARNING):
+            tier = open_tier(tmp_path)
+        assert [str(tmp_path) in message and "table of readers" in message for message in caplog.messages] == [True]
+        assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks)
+        assert tier.write([item(50)])[0][0] is Outcome.OK
+        check_gauges(tier)
+        tier.close()
+    finally:
+        onlooker.kill()
+        onlooker.wait()
+        assert onlooker.stdin is not None
+        onlooker.stdin.close()
+        onlooker.stdout.close()
+    assert sorted(os.listdir(tmp_path)) == ["data.mdb", "lock.mdb", "writer.lock"]
