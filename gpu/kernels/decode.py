@@ -24,9 +24,9 @@ def read_tiles(
     queries, pages, span, scales, strides, zero,
     ROWS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
-    HALF: tl.constexpr, LATE: tl.constexpr,
+    HALF: tl.constexpr, LATE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Weighted values, running maximum and sum of a span of tokens, by tiles of BLOCK.
+    """Weighted values, running maximum and sum of a span of tokens, by tiles of BLOCK. Spans start at multiples of STEP.
 
     LATE: queries are read inside the loop, so that the copies of page tables and tiles are queued without a wait for
     them. zero: 0, which keeps that read from being taken out of the loop again.
@@ -38,6 +38,7 @@ def read_tiles(
     page_stride, token_stride, s_page, s_token = strides
     kind: tl.constexpr = tl.float16 if HALF else q.dtype.element_ty
     d = tl.arange(0, PAD)
+    c = tl.arange(0, BLOCK)
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PAD], tl.float32)
@@ -46,16 +47,23 @@ def read_tiles(
         if HALF:
             query, row_factor = halves(query)
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
-        n = at + tl.arange(0, BLOCK)
+        n = at + c
         inside = n < end
-        row, scale_row = token_rows(
-            table, n, inside, page_stride, token_stride, s_page, s_token, PAGE, QUANT == 2, True
-        )
+        if STEP % PAGE == 0:
+            # whole pages in front of each tile: places within pages are the same in all of them
+            row, scale_row = token_rows(
+                table + at // PAGE, c, inside, page_stride, token_stride, s_page, s_token, PAGE, QUANT == 2, True
+            )
+        else:
+            row, scale_row = token_rows(
+                table, n, inside, page_stride, token_stride, s_page, s_token, PAGE, QUANT == 2, True
+            )
         if LATE:
             rows = tl.load(q + q_at + at * zero, mask=q_there, other=0)
         else:
             rows = query
-        key = load_tile(k_head, row, d, inside, kind, DIM, PAD, True)
+        # tokens past the end are those of page 0, whatever it holds: their scores are thrown away
+        key = load_tile(k_head, row, d, inside, kind, DIM, PAD, False)
         s = product(rows, tl.trans(key), EXACT)
         if HALF:
             s = s * row_factor[:, None]
@@ -123,17 +131,17 @@ def decode_kernel(
     if SHORT == 0:
         acc, top, total = read_tiles(
             queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, LATE,
+            EXACT, HALF, LATE, SHORT if SHORT > 0 else BLOCK,
         )  # fmt: skip
     elif end - start <= SHORT:
         acc, top, total = read_tiles(
             queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, SHORT, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, True,
+            EXACT, HALF, True, SHORT,
         )  # fmt: skip
     else:
         acc, top, total = read_tiles(
             queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, LATE,
+            EXACT, HALF, LATE, SHORT if SHORT > 0 else BLOCK,
         )  # fmt: skip
     if QUANT == 1:
         acc = acc * v_scale
@@ -158,9 +166,10 @@ def decode_kernel(
             weight_sum = tl.zeros([GROUP_PAD], tl.float32)
             mix = tl.zeros([GROUP_PAD, PAD], tl.float32)
             for begin in range(0, parts, MERGED):
+                base = ((first + begin).to(tl.int64) * HEADS + head) * GROUP + g
                 # unrolled, so that the loads of MERGED parts are in flight together
                 for j in tl.static_range(MERGED):
-                    index = ((first + begin + j).to(tl.int64) * HEADS + head) * GROUP + g
+                    index = base + j * (HEADS * GROUP)
                     there = ours & (begin + j < parts)
                     other_top = tl.load(parts_top + index, mask=there, other=-float("inf"), cache_modifier=".cg")
                     other_sum = tl.load(parts_total + index, mask=there, other=0.0, cache_modifier=".cg")

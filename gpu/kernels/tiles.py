@@ -17,10 +17,13 @@ LN2 = tl.constexpr(0.6931471805599453)
 def token_rows(table, n, inside, page_stride, token_stride, s_page, s_token, PAGE: tl.constexpr, SCALED: tl.constexpr,
                MASKED: tl.constexpr):  # fmt: skip
     """Where tokens ``n`` of a sequence lie: offsets into pages and into scales. Only entries ``inside`` are read."""
+    # positions are not negative, which the compiler does not know: unsigned, a division is a shift
+    n = n.to(tl.uint32)
+    at = table + n // PAGE
     if MASKED:
-        page = tl.load(table + n // PAGE, mask=inside, other=0).to(tl.int64)
+        page = tl.load(at, mask=inside, other=0).to(tl.int64)
     else:
-        page = tl.load(table + n // PAGE).to(tl.int64)
+        page = tl.load(at).to(tl.int64)
     row = page * page_stride + (n % PAGE) * token_stride
     scale_row = row
     if SCALED:
