@@ -26,6 +26,9 @@ FULL = 0.9
 """How full the rounds of a batch must be for four programs to share a multiprocessor: their items are whole sequences,
 and a last round of few costs as much as a full one."""
 
+MERGE_WORDS = 8192
+"""Elements of parts in flight while they are merged: 64 a thread."""
+
 FEW_ROWS = 64
 """Below, quantised pages are read by few large programs."""
 
@@ -111,8 +114,8 @@ class DecodePlan(AttentionPlan):
         self.capacity = batch + self.slots
         self.items = torch.full((self.capacity, 8), -1, dtype=torch.int32, device=self.device)
         parts = self.capacity * q_heads
-        self._acc = torch.empty((parts, head_dim), dtype=torch.float32, device=self.device)
-        self._sums = torch.empty((2, parts), dtype=torch.float32, device=self.device)
+        self._parts_out = torch.empty((parts, head_dim), dtype=torch.float32, device=self.device)
+        self._parts_lse = torch.empty(parts, dtype=torch.float32, device=self.device)
         self._finished = torch.zeros(batch * kv_heads, dtype=torch.int32, device=self.device)
         self._lse = torch.empty((batch, q_heads), dtype=torch.float32, device=self.device)
 
@@ -166,13 +169,13 @@ class DecodePlan(AttentionPlan):
         # items are read before the launch ahead has ended, so the first one after ``schedule`` waits for it as usual
         launch, self._scheduled = self._plain if self._scheduled else self._early, False
         decode_kernel[(self.kv_heads, self.capacity)](
-            q, k_pages, v_pages, block_tables, self.items, out, lse, self._acc, self._sums[0], self._sums[1],
-            self._finished, q if sinks is None else sinks, k_rows, v_rows, self.scale, self.softcap, k_scale, v_scale,
+            q, k_pages, v_pages, block_tables, self.items, out, lse, self._parts_out, self._parts_lse, self._finished,
+            q if sinks is None else sinks, k_rows, v_rows, self.scale, self.softcap, k_scale, v_scale,
             self.window, 0, q.stride(0), q.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
             block_tables.stride(0),
             HEADS=self.kv_heads, GROUP=self.group, GROUP_PAD=group_pad, ROWS=max(16, group_pad), DIM=self.head_dim,
             PAD=self.padded, PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
-            MERGED=min(16, max(1, 8192 // (group_pad * self.padded))), QUANT=self.quant, WINDOW=self.window > 0,
+            MERGED=min(16, max(1, MERGE_WORDS // (group_pad * self.padded))), QUANT=self.quant, WINDOW=self.window > 0,
             SOFTCAP=self.softcap > 0, SINKS=self.sinks, EXACT=self.q_dtype == torch.float32,
             LATE=self._late, SHORT=self._short, num_warps=self.tiles.warps, **launch,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from radixkv.gpu.kernels.tiles import (
+    LOG2E,
     capped,
     halves,
     load_tile,
@@ -26,10 +27,10 @@ def read_tiles(
     STAGES: tl.constexpr, QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
     HALF: tl.constexpr, LATE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Weighted values, running maximum and sum of a span of tokens, by tiles of BLOCK. Spans start at multiples of STEP.
+    """Weighted values, running maximum and sum of a span of tokens, by tiles of BLOCK.
 
-    LATE: queries are read inside the loop, so that the copies of page tables and tiles are queued without a wait for
-    them. zero: 0, which keeps that read from being taken out of the loop again.
+    STEP: spans start at multiples of it. LATE: queries are read inside the loop, so that the copies of page tables and
+    tiles are queued without a wait for them. zero: 0, which keeps that read from being taken out of the loop again.
     """
     q, q_at, q_there = queries
     table, k_head, v_head, k_scales, v_scales = pages
@@ -86,10 +87,50 @@ def read_tiles(
 
 
 @triton.jit
+def merge_parts(
+    parts_out, parts_lse, first, parts, head, HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    DIM: tl.constexpr, PAD: tl.constexpr, MERGED: tl.constexpr,
+):  # fmt: skip
+    """Weighted values, maximum and sum of a sequence's parts, MERGED of them in flight together."""
+    g = tl.arange(0, GROUP_PAD)
+    d = tl.arange(0, PAD)
+    ours = g < GROUP
+    top = tl.full([GROUP_PAD], -float("inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    mix = tl.zeros([GROUP_PAD, PAD], tl.float32)
+    for begin in range(0, parts, MERGED):
+        row = ((first + begin).to(tl.int64) * HEADS + head) * GROUP + g
+        # from one address at distances the compiler knows, and everything asked for before anything is used
+        values, sums = (), ()
+        for j in tl.static_range(MERGED):
+            at = (row + j * (HEADS * GROUP))[:, None] * DIM + d[None, :]
+            there = (ours & (begin + j < parts))[:, None] & (d < DIM)[None, :]
+            values = values + (tl.load(parts_out + at, mask=there, other=0.0, cache_modifier=".cg"),)  # noqa: RUF005
+        for j in tl.static_range(MERGED):
+            at = row + j * (HEADS * GROUP)
+            there = ours & (begin + j < parts)
+            sums = sums + (tl.load(parts_lse + at, mask=there, other=-float("inf"), cache_modifier=".cg"),)  # noqa: RUF005
+        higher = top
+        for j in tl.static_range(MERGED):
+            higher = tl.maximum(higher, sums[j] * LOG2E)
+        anchor = tl.where(higher == -float("inf"), 0.0, higher)
+        age = tl.exp2(top - anchor)
+        total = total * age
+        mix = mix * age[:, None]
+        for j in tl.static_range(MERGED):
+            weight = tl.exp2(sums[j] * LOG2E - anchor)
+            total += weight
+            mix += values[j] * weight[:, None]
+        top = higher
+    return mix, top, total
+
+
+@triton.jit
 def decode_kernel(
-    q, k_pages, v_pages, tables, items, out, lse, parts_acc, parts_top, parts_total, finished, sinks,
+    q, k_pages, v_pages, tables, items, out, lse, parts_out, parts_lse, finished, sinks,
     k_scales, v_scales, scale, cap, k_scale, v_scale, window, zero,
-    q_seq, q_head, page_stride, token_stride, head_stride, s_page, s_token, s_head, table_stride,
+    q_seq, q_head, page_stride: tl.constexpr, token_stride: tl.constexpr, head_stride, s_page, s_token, s_head,
+    table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, MERGED: tl.constexpr,
     QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EXACT: tl.constexpr,
@@ -147,47 +188,30 @@ def decode_kernel(
         acc = acc * v_scale
     if parts == 1:
         acc, top, total = with_sinks(acc, top, total, sinks, heads, mine, SINKS)
-        rows, sums = normalised(acc, top, total)
-        to = (seq * HEADS * GROUP + heads)[:, None] * DIM + d[None, :]
-        tl.store(out + to, rows.to(out.dtype.element_ty), mask=mine[:, None] & (d < DIM)[None, :])
-        tl.store(lse + seq * HEADS * GROUP + heads, sums, mask=mine)
+    rows, sums = normalised(acc, top, total)
+    there = mine[:, None] & (d < DIM)[None, :]
+    if parts == 1:
+        to = seq * HEADS * GROUP + heads
+        tl.store(out + to[:, None] * DIM + d[None, :], rows.to(out.dtype.element_ty), mask=there)
+        tl.store(lse + to, sums, mask=mine)
     else:
-        part = (item.to(tl.int64) * HEADS + head) * GROUP + r
-        tl.store(parts_acc + part[:, None] * DIM + d[None, :], acc, mask=mine[:, None] & (d < DIM)[None, :])
-        tl.store(parts_top + part, top, mask=mine)
-        tl.store(parts_total + part, total, mask=mine)
+        to = (item.to(tl.int64) * HEADS + head) * GROUP + r
+        tl.store(parts_out + to[:, None] * DIM + d[None, :], rows, mask=there)
+        tl.store(parts_lse + to, sums, mask=mine)
         # every thread's part is written before the count goes up, and read after it was seen
         tl.debug_barrier()
         before = tl.atomic_add(finished + seq * HEADS + head, 1, sem="acq_rel", scope="gpu")
         if before == parts - 1:
+            mix, best, weight_sum = merge_parts(
+                parts_out, parts_lse, first, parts, head, HEADS, GROUP, GROUP_PAD, DIM, PAD, MERGED
+            )
             g = tl.arange(0, GROUP_PAD)
-            ours = g < GROUP
-            best = tl.full([GROUP_PAD], -float("inf"), tl.float32)
-            weight_sum = tl.zeros([GROUP_PAD], tl.float32)
-            mix = tl.zeros([GROUP_PAD, PAD], tl.float32)
-            for begin in range(0, parts, MERGED):
-                base = ((first + begin).to(tl.int64) * HEADS + head) * GROUP + g
-                # unrolled, so that the loads of MERGED parts are in flight together
-                for j in tl.static_range(MERGED):
-                    index = base + j * (HEADS * GROUP)
-                    there = ours & (begin + j < parts)
-                    other_top = tl.load(parts_top + index, mask=there, other=-float("inf"), cache_modifier=".cg")
-                    other_sum = tl.load(parts_total + index, mask=there, other=0.0, cache_modifier=".cg")
-                    values = tl.load(
-                        parts_acc + index[:, None] * DIM + d[None, :],
-                        mask=there[:, None] & (d < DIM)[None, :], other=0.0, cache_modifier=".cg",
-                    )  # fmt: skip
-                    higher = tl.maximum(best, other_top)
-                    anchor = tl.where(higher == -float("inf"), 0.0, higher)
-                    weight, age = tl.exp2(other_top - anchor), tl.exp2(best - anchor)
-                    weight_sum = weight_sum * age + other_sum * weight
-                    mix = mix * age[:, None] + values * weight[:, None]
-                    best = higher
-            group_heads = head * GROUP + g
+            ours, group_heads = g < GROUP, head * GROUP + g
             mix, best, weight_sum = with_sinks(mix, best, weight_sum, sinks, group_heads, ours, SINKS)
-            merged, row_sums = normalised(mix, best, weight_sum)
-            to = (seq * HEADS * GROUP + group_heads)[:, None] * DIM + d[None, :]
-            tl.store(out + to, merged.to(out.dtype.element_ty), mask=ours[:, None] & (d < DIM)[None, :])
-            tl.store(lse + seq * HEADS * GROUP + group_heads, row_sums, mask=ours)
+            merged, merged_sums = normalised(mix, best, weight_sum)
+            into = seq * HEADS * GROUP + group_heads
+            inside = ours[:, None] & (d < DIM)[None, :]
+            tl.store(out + into[:, None] * DIM + d[None, :], merged.to(out.dtype.element_ty), mask=inside)
+            tl.store(lse + into, merged_sums, mask=ours)
             # ready for the next launch
             tl.store(finished + seq * HEADS + head, 0)

@@ -123,7 +123,8 @@ def with_sinks(acc, top, total, sinks, head, inside, SINKS: tl.constexpr):
 @triton.jit
 def normalised(acc, top, total):
     """Output rows and their natural log-sum-exp; zeros and -inf where nothing was seen."""
-    out = tl.where(total[:, None] > 0.0, acc / tl.where(total > 0.0, total, 1.0)[:, None], 0.0)
-    out = tl.where(total[:, None] == total[:, None], out, float("nan"))
+    # one division a row; a sum that is no number stays none
+    share = tl.where(total > 0.0, 1.0 / tl.where(total > 0.0, total, 1.0), tl.where(total == total, 0.0, total))
+    out = acc * share[:, None]
     lse = tl.where(total > 0.0, (top + tl.log2(total)) * LN2, -float("inf"))
     return out, lse
