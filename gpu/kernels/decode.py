@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator, unused-ignore"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, assignment, untyped-decorator, unused-ignore"
 """Decode: one query per sequence, the context split over programs, the last to finish merges the parts."""
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def read_tiles(
     queries, pages, span, scales, strides, zero,
     ROWS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
-    HALF: tl.constexpr, LATE: tl.constexpr, STEP: tl.constexpr,
+    HALF: tl.constexpr, LATE: tl.constexpr, STEP: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Weighted values, running maximum and sum of a span of tokens, by tiles of BLOCK.
 
-    STEP: spans start at multiples of it. LATE: queries are read inside the loop, so that the copies of page tables and
-    tiles are queued without a wait for them. zero: 0, which keeps that read from being taken out of the loop again.
+    STEP: spans start at multiples of it. LONG: they hold a page at least, and STEP whole pages. LATE: queries are read
+    inside the loop, so that the copies of page tables and tiles are queued without a wait for them. zero: 0, which
+    keeps that read from being taken out of the loop again.
     """
     q, q_at, q_there = queries
     table, k_head, v_head, k_scales, v_scales = pages
@@ -50,7 +51,11 @@ def read_tiles(
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
         n = at + c
         inside = n < end
-        if STEP % PAGE == 0:
+        if LONG:
+            # past the end, tokens of the span's first page: real values, whose weight is 0, so that V needs no mask
+            page = tl.where(inside, at // PAGE + c // PAGE, start // PAGE)
+            row, scale_row = tl.load(table + page).to(tl.int64) * page_stride + (c % PAGE) * token_stride, 0
+        elif STEP % PAGE == 0:
             # whole pages in front of each tile: places within pages are the same in all of them
             row, scale_row = token_rows(
                 table + at // PAGE, c, inside, page_stride, token_stride, s_page, s_token, PAGE, QUANT == 2, True
@@ -63,7 +68,7 @@ def read_tiles(
             rows = tl.load(q + q_at + at * zero, mask=q_there, other=0)
         else:
             rows = query
-        # tokens past the end are those of page 0, whatever it holds: their scores are thrown away
+        # tokens past the end are those of some page, whatever it holds: their scores are thrown away
         key = load_tile(k_head, row, d, inside, kind, DIM, PAD, False)
         s = product(rows, tl.trans(key), EXACT)
         if HALF:
@@ -76,7 +81,7 @@ def read_tiles(
             seen = inside & (n >= low)
         s = tl.where(seen[None, :], s, -float("inf"))
         p, top, total, age = softmax_step(s, factor, top, total)
-        value = load_tile(v_head, row, d, inside, kind, DIM, PAD, True)
+        value = load_tile(v_head, row, d, inside, kind, DIM, PAD, not LONG)
         if QUANT == 2:
             v_scale_rows = tl.load(v_scales + scale_row, mask=inside, other=0.0)
             p, factor = scaled_weights(p, v_scale_rows, HALF)
@@ -172,17 +177,17 @@ def decode_kernel(
     if SHORT == 0:
         acc, top, total = read_tiles(
             queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, LATE, SHORT if SHORT > 0 else BLOCK,
+            EXACT, HALF, LATE, BLOCK, False,
         )  # fmt: skip
     elif end - start <= SHORT:
         acc, top, total = read_tiles(
             queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, SHORT, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, True, SHORT,
+            EXACT, HALF, True, SHORT, False,
         )  # fmt: skip
     else:
         acc, top, total = read_tiles(
             queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, LATE, SHORT if SHORT > 0 else BLOCK,
+            EXACT, HALF, LATE, SHORT, SHORT % PAGE == 0 and QUANT != 2,
         )  # fmt: skip
     if QUANT == 1:
         acc = acc * v_scale
