@@ -63,7 +63,7 @@ def forget(paths: Iterable[Path]) -> None:
 
 
 class Ours:
-    """The tier, opened anew for each pass: a mapped file's pages cannot be dropped."""
+    """The tier, opened anew for each pass: a mapped file's pages cannot be dropped. Warm is the third read of all."""
 
     def __init__(self, folder: Path, kv: Payloads, *, sync: bool, item_bytes: int = 2) -> None:
         self.folder, self.kv, self.sync, self.item_bytes = folder, kv, sync, item_bytes
@@ -105,6 +105,7 @@ class Ours:
             self.tier = self.open()
             label = "read" if count == 1 else f"read, {count} threads"
             found[f"{name}: {label}, cold"].append(rate(total, lambda c=count: self.read(keys, size, c)))  # type: ignore[misc]
+            self.read(keys, size, count)  # what was read past the page cache once is kept in it by the second read
             cpu = process_time()
             found[f"{name}: {label}, warm"].append(rate(total, lambda c=count: self.read(keys, size, c)))  # type: ignore[misc]
             found[f"{name}: {label}, warm, GB per core second"].append(total / 1e9 / (process_time() - cpu))

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import struct
+import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lmdb
 import numpy as np
 
+from radixkv.tiers.direct import Bytes, Direct, requests, resident_pages
 from radixkv.tiers.folder import DATA_FILE
+from radixkv.tiers.runs import CorruptTree, find_runs
 from radixkv.tiers.space import RUN_BYTES
 from radixkv.tiers.writeback import Writeback
 
 if TYPE_CHECKING:
-    from lmdb import Environment
+    from lmdb import Environment, Transaction
+
+_LEAST_RUNS = 8
+"""Of one request, on average: below it the kernel reads more at once than ``Direct`` would."""
+
+_SAMPLES = 16
+"""Runs that are looked for in memory: a record is there as a whole or not at all, as a rule."""
+
+_REMEMBERED = 8192
+"""Records read past the page cache that are known again: the second read leaves them in it."""
 
 
 class Extent:
@@ -32,6 +46,10 @@ class Extent:
         self.identity = found.st_dev, found.st_ino
         self._mapped = _mapped(found)
         self.writeback = Writeback(self._fd)
+        self._direct: Direct | None = None
+        self._no_direct = False
+        self._read_once: dict[int, None] = {}
+        self._changing = threading.Lock()
 
     def check(self, env: Environment) -> None:
         """Raise lmdb.CorruptedError where the file is shorter than its own meta page says."""
@@ -72,19 +90,69 @@ class Extent:
         wanted = -(-(len(value) + _RUN_HEADER.size) // self._page_bytes)
         return (number, flags, pages) == (at // self._page_bytes, _OVERFLOW, wanted)
 
-    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
-        """Have the kernel read ``count`` runs, from ``first`` to ``last``, at once where they lie side by side and are
-        not in memory: page by page, as they are touched, a disk gives half of what it can.
+    def cold(
+        self, txn: Transaction[memoryview], database: bytes, key: bytes, most: int
+    ) -> Generator[Bytes, None, None] | None:
+        """The runs of the record ``key`` in ``database``, ``most`` at most, piece by piece from the disk, see
+        ``Direct.read``. None where it is to be read through the map: it is in memory, or small, lies all over the file
+        or is read again, and then the kernel has been asked for it, for the map itself reads nothing ahead.
         """
-        at = self._offset(first)
-        if at < 0 or self._offset(last) - at != (count - 1) * RUN_BYTES:
-            return
+        description = txn.get(database)
+        if description is None:
+            return None
         try:
-            os.preadv(self._fd, [bytearray(1)], at + count * RUN_BYTES // 2, os.RWF_NOWAIT)
+            runs = [run * self._page_bytes for run in find_runs(self._page, bytes(description), key, most)]
+        except CorruptTree:  # LMDB's to say
+            return None
+        if not runs or self._in_memory(runs):
+            return None
+        wanted = list(requests(runs))
+        direct = self._reader() if len(wanted) * _LEAST_RUNS <= len(runs) and self._first_read(runs[0]) else None
+        if direct is not None:
+            return direct.read(runs, txn.id())
+        for request in wanted:
+            with contextlib.suppress(OSError):  # a hint, on a file system that takes none
+                os.posix_fadvise(self._fd, request.at, request.nbytes, os.POSIX_FADV_WILLNEED)
+        return None
+
+    def _page(self, number: int) -> bytes:
+        return os.pread(self._fd, self._page_bytes, number * self._page_bytes)
+
+    def _in_memory(self, runs: list[int]) -> bool:
+        """Whether some of these runs are, to the last page, or the system does not say."""
+        start, end = self._mapped
+        step = max(1, len(runs) // _SAMPLES)
+        for run in (*runs[::step], runs[-1]):
+            pages = resident_pages(start + run, RUN_BYTES) if run + RUN_BYTES <= end - start else None
+            if pages is not None and pages * mmap.PAGESIZE < RUN_BYTES:
+                return False
+        try:  # the answer above is yes to all for who may not write to the file
+            os.preadv(self._fd, [bytearray(1)], runs[len(runs) // 2] + RUN_BYTES // 2, os.RWF_NOWAIT)
         except BlockingIOError:
-            os.posix_fadvise(self._fd, at, count * RUN_BYTES, os.POSIX_FADV_WILLNEED)
-        except OSError:  # a file system that cannot say
-            return
+            return False
+        except OSError:
+            return True  # of a file system that cannot say
+        return True
+
+    def _first_read(self, at: int) -> bool:
+        """Whether nobody has read the record that begins with this page past the page cache lately."""
+        with self._changing:
+            if at in self._read_once:
+                del self._read_once[at]
+                return False
+            self._read_once[at] = None
+            if len(self._read_once) > _REMEMBERED:
+                del self._read_once[next(iter(self._read_once))]
+        return True
+
+    def _reader(self) -> Direct | None:
+        with self._changing:
+            if self._direct is None and not self._no_direct:
+                try:
+                    self._direct = Direct(Path(f"/proc/self/fd/{self._fd}"))  # another may be in its place by now
+                except OSError:
+                    self._no_direct = True
+            return self._direct
 
     def _offset(self, value: memoryview) -> int:
         """Where in the file the header before a value lies; -1 where the value is not of the file's map."""
@@ -95,6 +163,9 @@ class Extent:
     def close(self) -> None:
         """Let go of the file; it is nobody's after that. Idempotent."""
         self.writeback.close()
+        direct, self._direct, self._no_direct = self._direct, None, True
+        if direct is not None:
+            direct.close()
         fd, self._fd, self.identity = self._fd, -1, (0, 0)
         if fd >= 0:
             os.close(fd)

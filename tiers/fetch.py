@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from radixkv.tiers.census import segment_key
-from radixkv.tiers.record import CorruptRecord, read_header, unpack_record
+from radixkv.tiers.direct import Bytes
+from radixkv.tiers.record import HEADER_BYTES, Assembly, CorruptRecord, read_header, unpack_record
 from radixkv.tiers.space import segment_count
 
 if TYPE_CHECKING:
     from lmdb import Transaction, _Database
 
 SCAN_ROWS = 1024
-AHEAD = 8
-"""Segments from which on a record is worth asking the kernel to read ahead."""
 
 
 class Readable(Protocol):
@@ -28,8 +28,8 @@ class Readable(Protocol):
         """A read transaction; its views are valid inside it only."""
         ...
 
-    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
-        """``count`` segments from ``first`` to ``last`` are about to be read."""
+    def cold(self, txn: Transaction[memoryview], key: bytes, most: int) -> Generator[Bytes, None, None] | None:
+        """The runs of a record, ``most`` at most, piece by piece; None where it is better read as views."""
         ...
 
 
@@ -42,14 +42,19 @@ def fetch(store: Readable, key: bytes, into: memoryview) -> bool:
     with store.reading() as txn:
         if txn.get(key, db=store.index) is None:  # a segment that is stuck may outlive its row
             return False
+        pieces = store.cold(txn, key, segment_count(HEADER_BYTES + len(into)))
+        if pieces is not None:
+            record = Assembly(key, into)
+            with closing(pieces):
+                for piece in pieces:
+                    record.add(piece)
+            record.finish()
+            return True
         first = txn.get(segment_key(key, 0), db=store.payload)
         if first is None:
             raise CorruptRecord("its first segment is gone")
         header = read_header(first, key, len(into))
         count = segment_count(header.nbytes)
-        last = txn.get(segment_key(key, count - 1), db=store.payload) if count >= AHEAD else None
-        if last is not None:
-            store.will_need(first, last, count)
         with txn.cursor(store.payload) as cursor:
             cursor.set_key(segment_key(key, 0))
             unpack_record(header, list(islice(cursor.iternext(keys=False), count)), into)

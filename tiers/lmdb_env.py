@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,8 @@ from radixkv.tiers.readers import (
 if TYPE_CHECKING:
     from lmdb import Environment, Transaction, _Database
 
+    from radixkv.tiers.direct import Bytes
+
 _log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
@@ -42,7 +44,8 @@ SPARE_BYTES = 1 << 20
 
 FORMAT_KEY = b"format_version"
 _TICK_KEY = b"tick"
-_DATABASES = (b"meta", b"names", b"index", b"payload")
+PAYLOAD = b"payload"
+_DATABASES = (b"meta", b"names", b"index", PAYLOAD)
 
 
 class Unavailable(OSError):
@@ -149,9 +152,9 @@ class Store:
         """Whether LMDB may delete or replace a value, see ``Extent``. For views of a transaction that runs."""
         return self._extent.run_is_whole(value)
 
-    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
-        """Read ahead, see ``Extent``. For views of a transaction that runs."""
-        self._extent.will_need(first, last, count)
+    def cold(self, txn: Transaction[memoryview], key: bytes, most: int) -> Generator[Bytes, None, None] | None:
+        """A record past the page cache, see ``Extent``."""
+        return self._extent.cold(txn, PAYLOAD, key, most)
 
     @contextmanager
     def writing(self, nbytes: int = 0) -> Iterator[Transaction[memoryview]]:
@@ -271,7 +274,7 @@ def _environment(path: Path, map_bytes: int, *, sync: bool, copy: bool, readonly
         create=not readonly,
         sync=sync,
         metasync=sync,
-        readahead=True,  # cold reads of a record are tens of times faster with it
+        readahead=False,  # around a page are other records; a record's own are asked for, see ``Extent.cold``
         writemap=False,  # a writable map is slower and turns a full disk into SIGBUS
         max_dbs=len(_DATABASES),
         max_readers=MAX_READERS,

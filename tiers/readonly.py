@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +21,14 @@ from radixkv.tiers.extent import Extent
 from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import DATA_FILE, damage, map_bytes
 from radixkv.tiers.index import Row, unpack_row
-from radixkv.tiers.lmdb_env import Gate, Unavailable, databases, environment
+from radixkv.tiers.lmdb_env import PAYLOAD, Gate, Unavailable, databases, environment
 from radixkv.tiers.readers import Lagging, begin, lagging, table
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from lmdb import Transaction
+
+    from radixkv.tiers.direct import Bytes
 
 Names = tuple[tuple[str, str], ...]
 
@@ -108,9 +110,9 @@ class ReadOnlyStore:
             with begin(self._env) as txn:
                 yield txn
 
-    def will_need(self, first: memoryview, last: memoryview, count: int) -> None:
-        """Read ahead, see ``radixkv.tiers.extent.Extent``."""
-        self._extent.will_need(first, last, count)
+    def cold(self, txn: Transaction[memoryview], key: bytes, most: int) -> Generator[Bytes, None, None] | None:
+        """A record past the page cache, see ``Extent``."""
+        return self._extent.cold(txn, PAYLOAD, key, most)
 
     def _follow(self) -> None:
         """Open anew where the writer has put another file in the old one's place, or given it a larger cap."""

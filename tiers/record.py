@@ -13,10 +13,12 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from radixkv.tiers import codec
-from radixkv.tiers.space import SEGMENT_BYTES, segment_count
+from radixkv.tiers.space import RUN_BYTES, SEGMENT_BYTES, segment_count
 
 MAGIC = b"RXKV"
 RECORD_VERSION = 1
@@ -119,15 +121,72 @@ def unpack_record(header: Header, segments: Sequence[memoryview], into: memoryvi
         raise CorruptRecord("the checksum does not fit")
     tail = HEADER_BYTES + header.head_stored
     if header.codec == codec.ZSTD_HEAD:
-        try:
-            head = _gathered(_spans(segments, HEADER_BYTES, tail), header.head_stored)
-            codec.decode_head(head, into[: header.head_raw])
-        except codec.DecodeError as error:
-            raise CorruptRecord(str(error)) from error
+        head = _gathered(_spans(segments, HEADER_BYTES, tail), header.head_stored)
+        _decode(head, into[: header.head_raw])
     at = header.head_raw
     for span in _spans(segments, tail, header.nbytes):
         into[at : at + len(span)] = span
         at += len(span)
+
+
+class Assembly:
+    """A record that arrives in pieces of whole runs, each put straight where its payload belongs: ``into``, as long as
+    the payload. Nothing is decoded before all of it is verified.
+
+    Stored bytes are put so that they end where the payload ends. A tail stored as it is lies in place then, and a
+    compressed head, never longer than what it decodes to, before it.
+    """
+
+    def __init__(self, key: bytes, into: memoryview) -> None:
+        self._key, self._into = key, into
+        self._bytes = np.frombuffer(into, np.uint8)
+        self._header: Header | None = None
+        self._state = xxhash.xxh3_128()
+        self._at = 0
+        self._count = 0
+
+    def add(self, piece: npt.NDArray[np.uint8]) -> None:
+        """The next runs. Raises CorruptRecord for a header that does not fit, and a run that is not whole."""
+        if len(piece) % RUN_BYTES:
+            raise CorruptRecord(f"its file ends inside a run, after {len(piece) % RUN_BYTES} bytes")
+        segments = piece.reshape(-1, RUN_BYTES)[:, RUN_BYTES - SEGMENT_BYTES :]
+        self._count += len(segments)
+        if self._header is None:
+            first = segments[0]
+            self._header = read_header(memoryview(first), self._key, len(self._into))
+            self._state.update(first[: _HEADER.size].data)
+            self._at = len(self._bytes) - self._header.stored_bytes
+            self._put(first[HEADER_BYTES : HEADER_BYTES + self._header.stored_bytes])
+            segments = segments[1:]
+        whole = min(len(segments), (len(self._bytes) - self._at) // SEGMENT_BYTES)
+        self._put(segments[:whole])
+        if whole < len(segments):
+            self._put(segments[whole, : len(self._bytes) - self._at])
+
+    def _put(self, part: npt.NDArray[np.uint8]) -> None:
+        out = self._bytes[self._at : self._at + part.size]
+        out.reshape(part.shape)[...] = part
+        self._state.update(out.data)
+        self._at += part.size
+
+    def finish(self) -> None:
+        """Verify the record and decode its head. Raises CorruptRecord."""
+        header = self._header
+        if header is None or self._count < segment_count(header.nbytes):
+            raise CorruptRecord(f"{self._count} segments" + (f" for {header.nbytes} bytes" if header else ""))
+        if self._state.digest() != header.checksum:
+            raise CorruptRecord("the checksum does not fit")
+        if header.codec == codec.ZSTD_HEAD:
+            start = header.raw_bytes - header.stored_bytes
+            head = _gathered([self._into[start : header.head_raw]], header.head_stored)
+            _decode(head, self._into[: header.head_raw])
+
+
+def _decode(head: memoryview, into: memoryview) -> None:
+    try:
+        codec.decode_head(head, into)
+    except codec.DecodeError as error:
+        raise CorruptRecord(str(error)) from error
 
 
 class _Scratch(threading.local):
