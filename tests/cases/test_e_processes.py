@@ -73,6 +73,7 @@ def in_child(driver: Driver, session: Any, job: Any) -> None:
         except WrongProcess as error:
             answers[name] = "refused" if "another process" in str(error) else str(error)
     assert set(answers.values()) == {"refused"}, answers
+    assert "Lease settled" in repr(session.lease), "a debugger may look at it all the same"
     for block in (driver.cache, session.lease):
         with pytest.raises(KeyError, match="the body's own") as raised, block:
             raise KeyError("the body's own")

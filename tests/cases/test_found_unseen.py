@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
+import msgspec
 import numpy as np
+import pytest
 
+from radixkv.config import Shard
 from radixkv.node import Node
 from radixkv.plan import LoadPlan, Outcome, ReadPlan, StorePlan, WritePlan
 from radixkv.prefetch import JobState
+from radixkv.protocols import IndexRow
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, prompt
 from tests.tiers.memory import MemoryTier
@@ -25,7 +30,7 @@ def test_b8_refused_stores_keep_no_paths_that_are_gone(drive: Drive) -> None:
     d = drive(pages=8, host_chunks=4)
     before = gone()
     d.mover.refuse.add(StorePlan)
-    for kind in range(4_000):
+    for kind in range(2_500):
         d.run(prompt(33, kind))
     assert gone() - before < 2_000
     d.mover.refuse.clear()
@@ -185,4 +190,87 @@ def test_a27_new_weights_for_all_after_new_weights_for_one(drive: Drive) -> None
     assert other.cached_tokens == 0 and other.root is not session.lease.root
     assert other.root.key != session.lease.root.key, "what it stores would be taken for KV of the old weights"
     other.close()
+    d.check()
+
+
+def test_g8_clear_says_what_a_copy_keeps(drive: Drive) -> None:
+    d = drive()
+    d.to_host(prompt(64))
+    session = d.lease(prompt(65), fill=False)
+    assert len(d.copies(LoadPlan)) == 1
+    cleared = d.cache.clear(tier="host")
+    assert (cleared.host_chunks, cleared.kept_host_chunks) == (0, 1) and d.stats.host_chunks == 1
+    session.wait()
+    assert d.cache.clear(tier="host").host_chunks == 1
+    d.check()
+
+
+def test_d2_a_row_whose_key_is_not_that_of_its_tokens_is_never_served(drive: Drive) -> None:
+    """A tier of one's own need not check its index rows: the cache computes their keys anew."""
+    tier = MemoryTier(DISK)
+    d = drive(own_tier=lambda: tier)
+    d.to_disk(prompt(64))
+    d.close()
+    rows = list(tier.scan())
+    other = np.array(prompt(64, 2), np.int32).tobytes()
+
+    def altered() -> Iterator[IndexRow]:
+        yield from (msgspec.structs.replace(row, tokens=other) for row in rows)
+
+    tier.scan = altered  # type: ignore[method-assign]
+    d._open()
+    assert d.look(prompt(65, 2)) == d.look(prompt(65)) == (0, 0, 0)
+    d.check()
+
+
+def test_a11_what_another_rank_stored_is_not_cleared(drive: Drive) -> None:
+    ranks = [Shard(tp_size=2, tp_rank=rank) for rank in range(2)]
+    d = drive(disk_bytes=DISK, shard=ranks[0])
+    d.to_disk(prompt(64))
+    d.close()
+    d = drive(disk_bytes=DISK, shard=ranks[1])
+    assert d.cache.clear().disk_chunks == 0
+    d.cache.bump_revision(timeout_s=0.0)
+    d.flush()
+    d.close()
+    d = drive(disk_bytes=DISK, shard=ranks[0])
+    assert d.look(prompt(65)) == (0, 0, 64)
+
+
+@pytest.mark.parametrize("used", [1, 2])
+def test_the_order_of_use_survives_a_restart(drive: Drive, used: int) -> None:
+    """Of two chunks the one that was used last stays, whichever was written first."""
+    tier = MemoryTier(2 * MemoryTier(DISK).footprint(64 * 128))
+    d = drive(own_tier=lambda: tier)
+    d.to_disk(prompt(64, 1))
+    d.to_disk(prompt(64, 2))
+    d.run(prompt(64, used))
+    d.drain()
+    assert d.cache.flush(timeout_s=1.0) >= 0
+    d.drain()
+    d.close()
+    d._open()
+    assert [d.look(prompt(65, kind))[2] for kind in (1, 2)] == [64, 64]
+    d.run(prompt(64, 3))
+    d.drain()
+    d.cache.demote(NS, prompt(64, 3), "disk")
+    d.drain()
+    assert [d.look(prompt(65, kind))[2] for kind in (used, 3 - used)] == [64, 0]
+    d.check()
+
+
+def test_a_stray_that_was_deleted_does_not_come_back_with_its_parent(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(192))
+    first = d.records(prompt(192))[0][1]
+    d.close()
+    d._open()
+    assert d.core.disk is not None
+    d.core.disk.delete([first])
+    d.close()
+    d._open()
+    d.cache.clear()
+    d.drain()
+    d.to_disk(prompt(64))
+    assert d.look(prompt(192)) == (0, 0, 64)
     d.check()
