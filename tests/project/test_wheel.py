@@ -18,6 +18,7 @@ FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 BARE = """
 import sys
+import msgspec
 import numpy as np
 import radixkv
 from radixkv import plan
@@ -26,7 +27,7 @@ assert radixkv.__file__.startswith(sys.prefix), radixkv.__file__
 layout = radixkv.KVLayout.full(layers=2, kv_heads=2, head_dim=64, dtype="float16", chunk_tokens=64)
 config = radixkv.Config(layout=layout, device=radixkv.DeviceConfig(pages=64, kind="none"))
 store = plan.StorePlan(id=1, pages=np.arange(4, dtype=np.int32).tobytes(), tokens=64, slot=0)
-assert plan.decode(plan.encode(store)) == store
+assert msgspec.msgpack.decode(msgspec.msgpack.encode(store), type=plan.StorePlan) == store
 cache = radixkv.open(config)
 ns = radixkv.Namespace(model="m")
 with cache.acquire(ns, list(range(40))) as lease:
