@@ -41,7 +41,7 @@ def decode_tiles(
     Memory is kept busy by bytes in flight: 96 to 128 KiB per multiprocessor, as two or three tiles of K and V ahead of
     the one at work. One program per multiprocessor then needs the fewest parts to merge, which is what short batches
     pay for. A batch of many rows has little to merge: there four programs, each one smaller tile ahead, hide each
-    other's start and end, if they come in full rounds.
+    other's start and end, if they come in full rounds and in more than one: what begins together ends together.
     (The page table is read through the same pipeline, so ``stages`` counts two per tile ahead, and one.)
     """
     padded = limits.pad(head_dim, 16)
@@ -56,7 +56,7 @@ def decode_tiles(
             return DecodeTiles(block=block, warps=4, stages=5, per_sm=2)
         return DecodeTiles(block=32, warps=1, stages=5, per_sm=8) if whole else DecodeTiles(64, 2, 5, 4)
     rounds = rows / (4 * multiprocessors)
-    if rounds / math.ceil(rounds) >= FULL:
+    if rounds > 1 and rounds / math.ceil(rounds) >= FULL:
         return DecodeTiles(block=block // 2, warps=4, stages=3, per_sm=4)
     return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
 
