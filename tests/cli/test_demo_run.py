@@ -66,7 +66,11 @@ def start(model: Path, talks: Path, *args: str, temporary: Path | None = None) -
     env = os.environ | {"PYTHONPATH": str(ROOT)} | ({"TMPDIR": str(temporary)} if temporary else {})
     options = ["--model", str(model), "--conversations", str(talks), "--reply-tokens", "6", *args]
     command = [sys.executable, "-m", "radixkv", "demo", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job, and inherited
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def demo(model: Path, talks: Path, *args: str, temporary: Path | None = None) -> tuple[int, str, str]:
