@@ -23,7 +23,6 @@ from tests.tiers.chunks import CHUNK_BYTES, TOKENS, chain, item, keys
 from tests.tiers.contract import check_gauges, read
 
 CAP = 4 << 20
-MODULE = "tests.tiers.test_disk_open"
 
 
 def open_tier(folder: Path | str, capacity_bytes: int = CAP) -> DiskTier:
