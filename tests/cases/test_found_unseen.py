@@ -15,7 +15,7 @@ from radixkv.plan import LoadPlan, Outcome, ReadPlan, StorePlan, WritePlan
 from radixkv.prefetch import JobState
 from radixkv.protocols import IndexRow
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, NS, prompt
+from tests.harness.driver import DISK, NS, Driver, prompt
 from tests.tiers.memory import MemoryTier
 
 
@@ -83,9 +83,8 @@ def test_c3_a_chunk_being_read_is_no_victim_on_disk(drive: Drive) -> None:
     d.check()
 
 
-def test_a27_strays_of_a_revision_that_is_over_are_deleted(drive: Drive) -> None:
-    """A chunk whose parent was lost is a stray after a restart. Its key does not say of which revision it is."""
-    d = drive(disk_bytes=DISK)
+def lose_a_parent(d: Driver) -> None:
+    """Three chunks on disk, the first of them lost, and a restart: the other two are strays."""
     d.to_disk(prompt(192))
     first = d.records(prompt(192))[0][1]
     d.close()
@@ -94,11 +93,18 @@ def test_a27_strays_of_a_revision_that_is_over_are_deleted(drive: Drive) -> None
     d.core.disk.delete([first])
     d.close()
     d._open()
+
+
+def test_a27_strays_of_a_revision_that_is_over_are_deleted(drive: Drive) -> None:
+    """A chunk whose parent was lost is a stray after a restart. Its key does not say of which revision it is."""
+    d = drive(disk_bytes=DISK)
+    lose_a_parent(d)
     stored = d.cache._plane.residency.stored
     assert len(stored.strays) == 2 and d.look(prompt(193)) == (0, 0, 0)
     d.cache.bump_revision(NS, timeout_s=0.0)
     assert len(stored.condemned) == 2
     d.flush()
+    assert d.core.disk is not None
     assert not list(d.core.disk.scan()), "the next process would take them for KV of the weights in use"
 
 
@@ -261,14 +267,7 @@ def test_the_order_of_use_survives_a_restart(drive: Drive, used: int) -> None:
 
 def test_a_stray_that_was_deleted_does_not_come_back_with_its_parent(drive: Drive) -> None:
     d = drive(disk_bytes=DISK)
-    d.to_disk(prompt(192))
-    first = d.records(prompt(192))[0][1]
-    d.close()
-    d._open()
-    assert d.core.disk is not None
-    d.core.disk.delete([first])
-    d.close()
-    d._open()
+    lose_a_parent(d)
     d.cache.clear()
     d.drain()
     d.to_disk(prompt(64))
