@@ -35,7 +35,8 @@ def acquire(
     the signs have been looked at. Raises OutOfPages or InvalidTokens, taking nothing.
     """
     core, tree, size = plane.core, plane.tree, plane.tree.page_tokens
-    plane.drain()
+    if core.news:
+        plane.drain()
     root = tree.roots.get(namespace.digest) or tree.peek(namespace, core.storage)
     if not checked and (root is None or core.media.names):
         check_signs(prompt)

@@ -211,6 +211,7 @@ def _copies(plane: Plane, walk: _Walk) -> None:
     _same("bytes under way", under_way, core.under_way)
     _same("pins on host slots", slot_pins, core.slots.pins)
     _same("pins on staging", stage_pins, core.staging.pins)
+    _must(core.news or not (plane.dropped or core.fences or core.flights or plane.jobs), "what may end is looked for")
     if not core.flights:
         _must(not core.staging.taken, "staging is empty when nothing moves", core.staging.taken)
 

@@ -83,6 +83,7 @@ class Core:
         self.ended: deque[Done] = deque()
         self.refused: list[Flight] = []  # to be tried again
         self.last_plan = 0
+        self.news = False  # something is open that may have ended: else a verb needs no look at any of it
         self.troubles: set[str] = set()  # that have been logged
         self.idle: Callable[[ChunkRecord], object] = lambda record: None  # told of records that a plan lets go of
 
@@ -107,6 +108,7 @@ class Core:
                 return False
             self.ended.append(Done(plan.id, Outcome.ERROR))
         self.flights[plan.id] = flight
+        self.news = True
         if isinstance(plan, (StorePlan, ReadPlan)):
             flight.nbytes = plan.tokens * token_bytes
         if flight.pages is not None:
@@ -196,6 +198,7 @@ class Core:
         if not self.fences or self.fences[-1][0] is not fence:  # an engine has one fence a step for all its leases
             self.fences.append((fence, []))
         self.fences[-1][1].append((pages, write))
+        self.news = True
 
     def _passed(self, fence: Fence) -> bool:
         """Whether a fence is done. One that cannot say is not: its pages may still be written."""

@@ -32,6 +32,7 @@ class Lease(Holding):
     def __del__(self) -> None:
         if not self.closed:
             self._plane.dropped.append(self)  # closed, and counted, when the cache next drains
+            self._plane.core.news = True
 
     def __copy__(self) -> Lease:
         """Refused: a copy would give back what it never took."""
@@ -208,29 +209,28 @@ class Lease(Holding):
                 self._check_open()
             if fence is not None and fence.done():  # asked before anything changes: it may be no fence at all
                 fence = None
-            first = self.committed
-            last = first + len(array)
-            said: bytes | Tokens = array  # the prompt's part of them, which is as good as the prompt is
-            inside, data = self.prompt_tokens - first, b""
+            if plane.core.news:
+                plane.drain()
+                if self.failed:
+                    self._check_open()
+            first, told = self.committed, self._tokens
+            last, inside = first + len(array), self.prompt_tokens - first
+            off, after = 4 * (first - self._base), told
             if inside < len(array):
-                data = array.tobytes()
-                if inside > 0:
-                    said, data = data[: 4 * inside], data[4 * inside :]
-                if not checked and (len(data) > SHORT_BYTES or not data[3::4].isascii()):
-                    check_signs(array, max(0, inside))
+                data, own = array.tobytes(), 4 * inside if inside > 0 else 0
+                if not checked and (len(data) - own > SHORT_BYTES or not data[own + 3 :: 4].isascii()):
+                    check_signs(array, own >> 2)
+                after = told + data[own:] if self._said else told[:off] + data
             if last > self.length:
                 raise ValueError(f"commit of tokens up to {last} is beyond the {self.length} appended")
-            off = 4 * (first - self._base)  # with media the tokens are not those that were said
-            if inside > 0 and (self._said or not self._tokens.startswith(said, off)):  # type: ignore[arg-type]
-                self._check_prompt(said, first)
-            plane.drain()
-            if self.failed:
-                self._check_open()
+            if inside > 0:  # with media the tokens are not those that were said
+                same = told.startswith(array, off) if after is told else after.startswith(told)  # type: ignore[arg-type]
+                if self._said or not same:
+                    self._check_prompt(array[:inside], first)
             if last == first:
                 return
             size = plane.tree.page_tokens
-            self._tokens += data
-            self.committed = last
+            self._tokens, self.committed = after, last
             if fence is not None:
                 plane.core.add_fence(fence, self._table[first // size : -(-last // size)].copy())
             known = (last if self._said is None else self._known(last)) // size
@@ -251,15 +251,14 @@ class Lease(Holding):
         said = self._said
         return end if said is None or said.limit is None else min(end, said.limit)
 
-    def _check_prompt(self, tokens: bytes | Tokens, first: int) -> None:
+    def _check_prompt(self, tokens: Tokens, first: int) -> None:
         """Committed tokens below the prompt's end must be the prompt's."""
         said, start = (self._tokens, self._base) if self._said is None else (self._said.tokens, 0)
         off = 4 * (first - start)
         if not said.startswith(tokens, off):  # type: ignore[arg-type]  # see common_tokens
-            array = np.frombuffer(tokens, INT32)
-            at = common_tokens(said, off, array)
+            at = common_tokens(said, off, tokens)
             wanted = np.frombuffer(said, INT32, 1, off + 4 * at).item()
-            raise InvalidTokens(f"token {array[at]} at position {first + at} is not the prompt's {wanted}")
+            raise InvalidTokens(f"token {tokens[at]} at position {first + at} is not the prompt's {wanted}")
 
     def fork(self) -> Lease:
         """Another lease on the same tokens; pages are shared until one of the two writes. Raises LeaseNotSettled,
@@ -292,7 +291,8 @@ class Lease(Holding):
             if not self.closed:
                 if fence is not None and fence.done():
                     fence = None
-                plane.drain()
+                if plane.core.news:
+                    plane.drain()
                 self.finish(keep, fence)
 
     def finish(self, keep: int | None = None, fence: Fence | None = None) -> None:

@@ -64,8 +64,8 @@ def begins(tree: PrefixTree, root: Root, page: bytes) -> bool:
     """
     children = root.children
     if children:
-        first = page[:4]
-        for start in islice(reversed(children), tree.partial_children):
+        first, newest = page[:4], tree.partial_children
+        for start in children if len(children) <= newest else islice(reversed(children), newest):
             if start.startswith(first):
                 return True
     return root.tails is not None or root.shorts is not None

@@ -103,17 +103,21 @@ class Plane:
     def drain(self) -> None:
         """Apply finished work: fences that have passed, copies that have landed, reads that now find a buffer."""
         core = self.core
-        while self.dropped:
-            self.core.counters.dropped_leases += 1
-            self.dropped.popleft().finish()
-        if core.fences:
-            core.poll_fences(FENCES)
-        if core.flights:
-            core.land()
-            self.loads.start_waiting()
-        if self.jobs:
+        core.news = False  # before all: a finaliser may say so at any time
+        try:
+            while self.dropped:
+                core.counters.dropped_leases += 1
+                self.dropped.popleft().finish()
+            if core.fences:
+                core.poll_fences(FENCES)
+            if core.flights:
+                core.land()
+                self.loads.start_waiting()
             for job in list(self.jobs):
                 job.advance()
+        finally:
+            if self.dropped or core.fences or core.flights or self.jobs:
+                core.news = True
 
     def until(self, deadline: float, reached: Callable[[], bool]) -> bool | None:
         """Wait, without the lock, until ``reached()``, which is asked under it. False: the deadline has passed; None:

@@ -42,6 +42,7 @@ class PagePool:
     def __init__(self, pages: int, page_tokens: int) -> None:
         self.pages = pages
         self.stack: PageIds = np.arange(pages - 1, -1, -1, dtype=np.int32)
+        self._top = self.stack.data  # the stack, for one page at a time
         self.free = pages
         self._words: npt.NDArray[np.uint64] = np.zeros(pages, np.uint64)  # the next three, set in one access
         self.ref: npt.NDArray[np.int32] = self._words.view(np.int32)[::2]
@@ -76,7 +77,8 @@ class PagePool:
         """``retain`` of one page."""
         ref = self.refs[page]
         self.refs[page] = ref + 1
-        self.n_shared += ref > 0
+        if ref:
+            self.n_shared += 1
 
     def release(self, pages: PageIds | PageIndex) -> None:
         """One lease fewer holds these pages (no id twice); those that are nobody's now become free, or drain."""
@@ -96,9 +98,10 @@ class PagePool:
         """``release`` of one page."""
         left = self.refs[page] - 1
         self.refs[page] = left
-        self.n_shared -= left > 0
-        if not left and not self.marks[page] and not (self.n_busy and self.busy.item(page)):
-            self.stack[self.free] = page  # else it drains: ``unhold`` frees it
+        if left:
+            self.n_shared -= 1
+        elif not self.marks[page] and not (self.n_busy and self.busy.item(page)):
+            self._top[self.free] = page  # else it drains: ``unhold`` frees it
             self.free += 1
 
     def leave_one(self, page: int) -> int:
@@ -107,7 +110,7 @@ class PagePool:
         self.n_cached -= 1
         if self.refs[page] or (self.n_busy and self.busy.item(page)):
             return 0
-        self.stack[self.free] = page
+        self._top[self.free] = page
         self.free += 1
         return 1
 

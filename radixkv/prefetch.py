@@ -39,6 +39,7 @@ class Job(Waiter):
         self.moved_tokens = 0
         self.state = JobState.PENDING
         plane.jobs.append(self)
+        plane.core.news = True
         self.loads.hold(parts)
         self.loads.start(self, list(parts))
         self.advance()

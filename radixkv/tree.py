@@ -292,8 +292,8 @@ class PrefixTree(Paths):
         """A tail leaves the tree. Returns the pages freed."""
         node = tail.parent
         tail.alive = False
-        others = len(node.tails or ()) > 1
-        node.tails = tuple([other for other in node.tails or () if other is not tail]) if others else None
+        tails = node.tails or ()
+        node.tails = tuple([other for other in tails if other is not tail]) if len(tails) > 1 else None
         self.unfilled -= self.page_tokens - (len(tail.edge) >> 2)
         freed = self.pool.leave_one(tail.page)
         node.resident_children -= 1
