@@ -244,3 +244,26 @@ def test_b13_many_tenants_leave_nothing(drive: Drive) -> None:
         d.cache.acquire(Namespace("model", salt=str(number)), prompt(20)).close()
     assert len(list(d.core.tree.all_roots())) <= 1
     d.check()
+
+
+@pytest.mark.parametrize("verb", ["acquire", "commit", "close"])
+def test_b1_every_verb_finds_a_dropped_lease(verb: str) -> None:
+    """Nothing else is open: no copy, no fence and no prefetch that would have a look taken."""
+    with radixkv.open(Config(layout=make_layout(), device=DeviceConfig(pages=64, kind="none"))) as cache:
+        kept, gone = cache.acquire(NS, prompt(20)), cache.acquire(NS, prompt(36, 1))
+        for lease, tokens in ((kept, prompt(20)), (gone, prompt(36, 1))):
+            lease.append(len(tokens))
+        gone.commit(prompt(36, 1))
+        del gone, lease
+        gc.collect()
+        assert cache.stats().dropped_leases == 0
+        if verb == "acquire":
+            cache.acquire(NS, prompt(20)).close()
+        elif verb == "commit":
+            kept.commit(prompt(20))
+        else:
+            kept.close()
+        assert cache.stats().dropped_leases == 1
+        kept.close()
+        cache.check()
+        assert (cache.stats().open_leases, cache.stats().private_pages) == (0, 0)
