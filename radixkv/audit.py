@@ -11,15 +11,17 @@ import numpy as np
 
 from radixkv.errors import InvariantError
 from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
-from radixkv.plan import COPIES, LoadPlan
+from radixkv.plan import COPIES, LoadPlan, ReadPlan, StorePlan
 from radixkv.plane import Plane
 from radixkv.pool import PoolCounts
 from radixkv.report import pinned_pages
+from radixkv.tree import PrefixTree
 
 
 def audit(plane: Plane) -> None:
     """Recount pages, pins, refs, records, slots and gauges, and compare."""
     walk = _Walk(plane)
+    _roots(plane.tree)
     for root in plane.tree.all_roots():
         walk.below(root)
     _leases(plane, walk)
@@ -36,6 +38,17 @@ def _must(condition: Any, invariant: str, *values: object) -> None:
 
 def _same(invariant: str, found: object, kept: object, *where: object) -> None:
     _must(found == kept, invariant, *where, found, kept)
+
+
+def _roots(tree: PrefixTree) -> None:
+    """A root is found by requests, of a revision that is over, or known from a disk index alone."""
+    for digest, root in tree.roots.items():
+        _must(tree.known.get(root.key) is root, "a root that is found is known")
+        named = root.namespace is not None and root.namespace.digest == digest
+        _must(named and root not in tree.retired, "a root is found by its own name")
+    for root in tree.all_roots():
+        found = root.namespace is None or tree.roots.get(root.namespace.digest) is root
+        _must(found or root in tree.retired, "a root is found, or of a revision that is over")
 
 
 class _Walk:
@@ -212,8 +225,29 @@ def _copies(plane: Plane, walk: _Walk) -> None:
     _same("pins on host slots", slot_pins, core.slots.pins)
     _same("pins on staging", stage_pins, core.staging.pins)
     _must(core.news or not (plane.dropped or core.fences or core.flights or plane.jobs), "what may end is looked for")
-    if not core.flights:
-        _must(not core.staging.taken, "staging is empty when nothing moves", core.staging.taken)
+    moved = (core.staging.taken.keys(), core.staging.pins.keys(), core.staging.dead)
+    _must(moved[0] == moved[1] == moved[2], "a staging buffer is a copy's", *moved)
+    spills = sum(isinstance(f.plan, StorePlan) and f.plan.staging for f in core.flights.values())
+    _same("spills under way", spills, plane.writes.spilling)
+    _waiters(plane, walk)
+
+
+def _waiters(plane: Plane, walk: _Walk) -> None:
+    """Whoever waits for a chunk waits for a read that is under way or wanted; what is being filled or deleted is so by
+    a plan under way.
+    """
+    core, wanted = plane.core, set(plane.loads.waiting)
+    read = {flight.record for flight in core.flights.values() if isinstance(flight.plan, ReadPlan)}
+    for record in walk.records:
+        _same("a chunk is read once", record.read is not None, record in wanted or record in read, record.index)
+        for residence in record.tiers:
+            _must(not residence.plan or residence.plan in core.flights, "a copy fills a record", record.index)
+    for waiter in (*plane.leases, *plane.jobs):
+        for part in waiter.plan_parts():
+            heard = not part.pending or any(part is told for _, told in part.record.read or ())
+            _must(heard, "a part that is waited for is told", part.record.index)
+    for plan, _ in plane.residency.stored.deleting.values():
+        _must(plan in core.flights, "what is being deleted has a plan", plan)
 
 
 def _pages(plane: Plane, walk: _Walk) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class Cache:
 
     def __init__(self, core: Core) -> None:
         self._plane = Plane(core)
+        self._plane.audit = partial(audit, self._plane)
         self.config, self.layout, self.device, self.mover = core.config, core.layout, core.device, core.mover
         self._after_close: Callable[[], None] | None = None
         if core.disk is not None:
@@ -140,13 +142,17 @@ class Cache:
         with plane.lock:
             if plane.closed:
                 self._check_open()
-            if not media:
-                return acquire(plane, namespace, prompt, reserve_tokens, resume=resume, checked=checked)
-            if not checked:
-                check_signs(prompt)
-            key, limit = plane.core.media.key(prompt, media)
-            said = Said(prompt.tobytes(), limit if limit < len(prompt) else None)
-            return acquire(plane, namespace, np.frombuffer(key, INT32), reserve_tokens, said, resume=resume)
+            try:
+                if not media:
+                    return acquire(plane, namespace, prompt, reserve_tokens, resume=resume, checked=checked)
+                if not checked:
+                    check_signs(prompt)
+                key, limit = plane.core.media.key(prompt, media)
+                said = Said(prompt.tobytes(), limit if limit < len(prompt) else None)
+                return acquire(plane, namespace, np.frombuffer(key, INT32), reserve_tokens, said, resume=resume)
+            except BaseException as error:
+                plane.doubt(error)
+                raise
 
     def evict(self, pages: int) -> int:
         """Take up to ``pages`` device pages from the coldest ends of paths. Returns the pages freed; 0 at once if all
@@ -158,10 +164,14 @@ class Cache:
         with plane.lock:
             if plane.closed:
                 self._check_open()
-            plane.drain()
-            freed, counters = evict(plane.tree, pages), plane.core.counters
-            counters.evicted_pages += freed
-            counters.evicted_asked_pages += freed
+            try:
+                plane.drain()
+                freed, counters = evict(plane.tree, pages), plane.core.counters
+                counters.evicted_pages += freed
+                counters.evicted_asked_pages += freed
+            except BaseException as error:
+                plane.doubt(error)
+                raise
             return freed
 
     def demote(self, namespace: Namespace, tokens: Any, to: str = "host", media: Sequence[Span] = ()) -> int:
@@ -256,25 +266,26 @@ class Cache:
         closed.
         """
         timeout_s = _seconds(timeout_s)
-        with self._plane.lock:
-            if self._plane.closed:
+        plane, core = self._plane, self._plane.core
+        with plane.lock:
+            if plane.closed and not plane.broken:
                 return
-            for job in list(self._plane.jobs):
+            for job in list(plane.jobs):
                 job.cancel()
-        core = self._plane.core
         deadline = core.clock() + timeout_s
-        if core.disk is not None:
-            flushing.flush(self._plane, timeout_s)
-        with self._plane.lock:
-            if self._plane.closed:
+        if core.disk is not None and not plane.broken:
+            flushing.flush(plane, timeout_s)
+        with plane.lock:
+            if plane.closed and not plane.broken:
                 return
-            self._plane.closed = True
+            plane.closed = True
         try:
             core.mover.close(max(0.0, deadline - core.clock()))
-            with self._plane.lock:
-                self._plane.drain()
+            if not plane.broken:
+                with plane.turn():
+                    plane.drain()
         except BaseException:  # interrupted: the tiers are still open, and another close is to close them
-            self._plane.closed = False
+            plane.closed = bool(plane.broken)
             raise
         if not core.mover.stopped:
             log.warning("a copy did not end within %s s: the tiers are left to the end of the process", timeout_s)
@@ -294,6 +305,8 @@ class Cache:
         broken.
         """
         with self._plane.lock:
+            if self._plane.broken:
+                self._check_open()
             audit(self._plane)
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
@@ -330,7 +343,7 @@ class Cache:
 
     def undeleted(self, keys: Iterable[bytes]) -> Undeleted:
         """How many of the chunks that a clear told the disk to delete are still there."""
-        with self._plane.lock:
+        with self._plane.turn():
             self._plane.drain()
             return report.undeleted(self._plane, keys)
 
@@ -344,9 +357,13 @@ class Cache:
         """Under the lock of an open cache, what has ended being applied."""
         with self._plane.lock:
             self._check_open()
-            self._plane.drain()
-            yield self._plane
+            try:
+                self._plane.drain()
+                yield self._plane
+            except BaseException as error:
+                self._plane.doubt(error)
+                raise
 
     def _check_open(self) -> None:
         if self._plane.closed:
-            raise RadixKVError("the cache is closed")
+            raise RadixKVError(self._plane.broken or "the cache is closed")

@@ -85,6 +85,7 @@ class Core:
         self.last_plan = 0
         self.news = False  # something is open that may have ended: else a verb needs no look at any of it
         self.troubles: set[str] = set()  # that have been logged
+        self.torn = False  # an exception struck where no audit could tell what is lost
         self.idle: Callable[[ChunkRecord], object] = lambda record: None  # told of records that a plan lets go of
 
     # plans
@@ -103,25 +104,29 @@ class Core:
         insist: a refusal is a plan that ends in error, at the next ``land``.
         """
         plan, token_bytes = flight.plan, self.layout.token_bytes
-        if not self._hand_over(plan):
-            if not insist:
-                return False
-            self.ended.append(Done(plan.id, Outcome.ERROR))
-        self.flights[plan.id] = flight
-        self.news = True
-        if isinstance(plan, (StorePlan, ReadPlan)):
-            flight.nbytes = plan.tokens * token_bytes
-        if flight.pages is not None:
-            load = isinstance(plan, LoadPlan)
-            self.pool.hold(flight.pages, write=load, load=load)
-            if load:
-                flight.nbytes = len(flight.pages) * self.layout.page_bytes
-        self.under_way[type(plan)] += flight.nbytes
-        flight.ahead = self.under_way[type(plan)]
-        if flight.record is not None:
-            flight.record.busy += 1
-        if isinstance(plan, COPIES):
-            self.arena(plan.staging).pin(plan.slot)
+        try:
+            if not self._hand_over(plan):
+                if not insist:
+                    return False
+                self.ended.append(Done(plan.id, Outcome.ERROR))
+            self.flights[plan.id] = flight
+            self.news = True
+            if isinstance(plan, (StorePlan, ReadPlan)):
+                flight.nbytes = plan.tokens * token_bytes
+            if flight.pages is not None:
+                load = isinstance(plan, LoadPlan)
+                self.pool.hold(flight.pages, write=load, load=load)
+                if load:
+                    flight.nbytes = len(flight.pages) * self.layout.page_bytes
+            self.under_way[type(plan)] += flight.nbytes
+            flight.ahead = self.under_way[type(plan)]
+            if flight.record is not None:
+                flight.record.busy += 1
+            if isinstance(plan, COPIES):
+                self.arena(plan.staging).pin(plan.slot)
+        except BaseException:
+            self.torn = True  # the movers may have a plan that nobody waits for
+            raise
         return True
 
     def _hand_over(self, plan: Plan) -> bool:
@@ -140,23 +145,37 @@ class Core:
 
     def land(self) -> None:
         """Apply everything the movers have ended since the last call, on the caller's thread."""
-        refused, self.refused = self.refused, []
-        for flight in refused:
-            self.again(flight)
-        self.ended.extend(self.mover.completed())
-        while self.ended:  # an exception in one leaves the rest for the next call
-            done = self.ended.popleft()
-            flight = self.flights.pop(done.id)
-            if done.outcome is Outcome.OK:
-                figures = (1, done.stored_bytes or flight.nbytes, done.seconds)
-                for name, figure in zip(COUNTED.get(type(flight.plan), ()), figures, strict=False):
-                    setattr(self.counters, name, getattr(self.counters, name) + figure)
-            goes_on: bool | None = False
-            try:
-                goes_on = flight.landed(flight, done)
-            finally:
-                if not goes_on:
-                    self.release(flight)
+        landing = False
+        try:
+            refused, self.refused = self.refused, []
+            for flight in refused:
+                self.again(flight)
+            self.ended.extend(self.mover.completed())
+            while self.ended:  # an exception in one leaves the rest for the next call
+                done = self.ended.popleft()
+                flight = self.flights.pop(done.id)
+                if done.outcome is Outcome.OK:
+                    figures = (1, done.stored_bytes or flight.nbytes, done.seconds)
+                    for name, figure in zip(COUNTED.get(type(flight.plan), ()), figures, strict=False):
+                        setattr(self.counters, name, getattr(self.counters, name) + figure)
+                goes_on: bool | None = False
+                landing = True
+                try:
+                    goes_on = flight.landed(flight, done)
+                finally:
+                    if not goes_on:
+                        self.release(flight)
+                landing = False
+        except BaseException:
+            self.torn = self.torn or not landing  # the end of a plan may be lost
+            raise
+
+    def forget(self) -> None:
+        """Of a broken cache: what is under way ends without it."""
+        self.flights.clear()
+        self.fences.clear()
+        self.ended.clear()
+        self.refused.clear()
 
     def release(self, flight: Flight) -> None:
         """A plan has ended for good: what it held is free."""
@@ -194,11 +213,15 @@ class Core:
         """``pages`` are in use until ``fence``: no other owner gets them before it, nor, where they are written, a
         mover.
         """
-        self.pool.hold(pages, write=write)
-        if not self.fences or self.fences[-1][0] is not fence:  # an engine has one fence a step for all its leases
-            self.fences.append((fence, []))
-        self.fences[-1][1].append((pages, write))
-        self.news = True
+        try:
+            self.pool.hold(pages, write=write)
+            if not self.fences or self.fences[-1][0] is not fence:  # an engine has one fence a step for all its leases
+                self.fences.append((fence, []))
+            self.fences[-1][1].append((pages, write))
+            self.news = True
+        except BaseException:
+            self.torn = True
+            raise
 
     def _passed(self, fence: Fence) -> bool:
         """Whether a fence is done. One that cannot say is not: its pages may still be written."""

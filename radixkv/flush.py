@@ -28,7 +28,7 @@ def flush(plane: Plane, timeout_s: float) -> int:
     core, stored = plane.core, plane.residency.stored
     if core.disk is None:
         return 0
-    with plane.lock:
+    with plane.turn():
         plane.writes.flushing += 1
         stored.delete_strays(stored.condemned)
     try:
@@ -56,7 +56,7 @@ def _save(plane: Plane, deadline: float) -> int:
     core, stores = plane.core, plane.stores
     least, idle = math.inf, 0
     while True:
-        with plane.lock:
+        with plane.turn():
             plane.drain()
             left = list(unsaved(plane))
             idle = 0 if len(left) < least else idle + 1
@@ -75,7 +75,7 @@ def _save(plane: Plane, deadline: float) -> int:
             stuck = core.last_plan == before and not core.flights and not core.fences
         settled = plane.until(deadline, lambda: not core.flights and not core.fences)
         if not settled or stuck or idle == ROUNDS:
-            with plane.lock:
+            with plane.turn():
                 return len(list(unsaved(plane)))
 
 
@@ -85,7 +85,7 @@ def erase(plane: Plane, timeout_s: float) -> int:
     """
     stored, deadline = plane.residency.stored, plane.core.clock() + timeout_s
     for _ in range(ROUNDS):
-        with plane.lock:
+        with plane.turn():
             stored.delete_strays(stored.condemned)
         gone = plane.until(deadline, lambda: not stored.condemned & stored.deleting.keys())
         if not gone or not stored.condemned:

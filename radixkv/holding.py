@@ -123,19 +123,25 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         """Copy-on-write of the page at ``entry``, of which ``offset`` tokens are ours."""
         core, pool, page = self._plane.core, self._plane.pool, target.item(0)
         fresh, old = target.astype(INT32), self._table[entry : entry + 1].copy()
-        fence = core.device.copy_pages(old, fresh, stream)
-        if fence is not None:
-            core.add_fence(fence, fresh)
-            core.add_fence(fence, old, write=False)
-        core.counters.cow_copies += 1
-        pool.fills[page] = offset
-        if not self._table.flags.writeable:
-            self._extend(NO_PAGES)
-        self._table[entry] = page
-        if entry >= self._depth:
-            pool.release(old)
-        else:
-            self._move_pin(self._depth - 1)  # it was a partial hit, pinned as part of the tree
+        launched = False
+        try:
+            fence = core.device.copy_pages(old, fresh, stream)
+            launched = True
+            if fence is not None:
+                core.add_fence(fence, fresh)
+                core.add_fence(fence, old, write=False)
+            core.counters.cow_copies += 1
+            pool.fills[page] = offset
+            if not self._table.flags.writeable:
+                self._extend(NO_PAGES)
+            self._table[entry] = page
+            if entry >= self._depth:
+                pool.release(old)
+            else:
+                self._move_pin(self._depth - 1)  # it was a partial hit, pinned as part of the tree
+        except BaseException as error:  # the device says that it copies nothing, or it may be about to
+            core.torn = core.torn or launched or not isinstance(error, Exception)
+            raise
 
     def _publish(self, upto: int, *, swap: bool = False) -> None:
         """Pages [depth, upto) become part of the tree, and the pin moves to its end. Where the tree had a copy already
@@ -212,11 +218,16 @@ class Holding(msgspec.Struct, eq=False, weakref=True):
         """The last work may still touch any page of the table: none goes to another owner before the fence, and the one
         about to be published to no mover.
         """
-        for pages in (self._table[self._depth : self._entries], *self._duplicates):
-            if len(pages):
-                self._plane.core.add_fence(fence, pages.copy())
-        if self._depth:
-            self._plane.core.add_fence(fence, self._table[: self._depth].copy(), write=False)
+        core = self._plane.core
+        try:
+            for pages in (self._table[self._depth : self._entries], *self._duplicates):
+                if len(pages):
+                    core.add_fence(fence, pages.copy())
+            if self._depth:
+                core.add_fence(fence, self._table[: self._depth].copy(), write=False)
+        except BaseException:
+            core.torn = True
+            raise
 
 
 class Load(Waiter):

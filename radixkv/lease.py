@@ -78,10 +78,17 @@ class Lease(Holding):
         """Apply finished work; whether the lease has settled. Never blocks. Reads past ``decision.deadline_s`` are
         given up.
         """
-        with self._plane.lock:
-            self._plane.drain()
-            if self._load is not None and 0 < self._load.deadline <= self._plane.core.clock():
-                self._load.give_up()
+        plane = self._plane
+        with plane.lock:
+            if plane.broken:
+                self._check_open()
+            try:
+                plane.drain()
+                if self._load is not None and 0 < self._load.deadline <= plane.core.clock():
+                    self._load.give_up()
+            except BaseException as error:
+                plane.doubt(error)
+                raise
             return self._load is None
 
     def wait(self, stream: Any = None, layer: int | None = None) -> None:
@@ -102,7 +109,7 @@ class Lease(Holding):
         end = core.clock() + limit
         reached = load is None or plane.until(min(load.deadline or end, end), settled)
         if reached is False:
-            with plane.lock:
+            with plane.turn():
                 if self._load is not None:
                     weighed = 0 < self._load.deadline <= core.clock()
                     core.counters.load_failures += not weighed  # computing is faster by now: that is no failure
@@ -127,46 +134,51 @@ class Lease(Holding):
                 self._check_open()
             if type(n) is not int or n < 0:
                 raise ValueError(f"append needs a count of at least 0, not {n!r}")
-            pool, size = self._plane.pool, self._plane.tree.page_tokens
             length = self.length
-            skip = 0 if length >= self._have else min(n, self._have - length)
-            position, end = length + skip, length + n
-            entry, offset = divmod(position, size)
-            if n == 1 and not skip and offset and entry < self._entries and not pool.n_incoming:
-                page = self._table.item(entry)
-                if pool.fills[page] <= offset:  # a decode step inside a page of one's own: nothing to take or copy
-                    pool.fills[page] = offset + 1
-                    self.length = end
-                    slots = np.empty(1, INT64)
-                    slots[0] = page * size + offset
-                    return slots
-            copy = n > skip and entry < self._entries and pool.fills[self._table.item(entry)] > offset
-            if n > skip and pool.n_incoming and entry < self._entries and pool.incoming[self._table[entry]]:
-                raise LeaseNotSettled("a load still writes the page this append goes on: call wait first")
-            last, old = -(-end // size), self._entries
-            need = max(0, last - old) + copy
-            if need:
-                pages = self._take(need, size)
-                if copy:
-                    try:
-                        self._copy_page(entry, offset, pages[:1], stream)
-                    except BaseException:  # the device's
-                        pool.release(pages)
-                        raise
-                self._extend(pages[1:] if copy else pages)
-            self.length = end
-            if n == skip:
-                return np.full(n, -1, np.int64)
-            touched = pages if entry + copy >= old else self._table[entry:last].astype(INTP)
-            left = end - (last - 1) * size  # tokens of the last page; all new pages are marked full so far
-            if entry < old:
-                page, fill = touched.item(0), size if len(touched) > 1 else left
-                if pool.fills[page] < fill:
-                    pool.fills[page] = fill
-            if len(touched) > 1 or entry >= old:
-                pool.fills[touched.item(-1)] = left
-            slots = self._plane.slots(touched)[offset : offset + n - skip]
-            return np.concatenate((np.full(skip, -1, np.int64), slots)) if skip else slots
+            try:
+                pool, size = self._plane.pool, self._plane.tree.page_tokens
+                skip = 0 if length >= self._have else min(n, self._have - length)
+                position, end = length + skip, length + n
+                entry, offset = divmod(position, size)
+                if n == 1 and not skip and offset and entry < self._entries and not pool.n_incoming:
+                    page = self._table.item(entry)
+                    if pool.fills[page] <= offset:  # a decode step inside a page of one's own: nothing to take or copy
+                        pool.fills[page] = offset + 1
+                        self.length = end
+                        slots = np.empty(1, INT64)
+                        slots[0] = page * size + offset
+                        return slots
+                copy = n > skip and entry < self._entries and pool.fills[self._table.item(entry)] > offset
+                if n > skip and pool.n_incoming and entry < self._entries and pool.incoming[self._table[entry]]:
+                    raise LeaseNotSettled("a load still writes the page this append goes on: call wait first")
+                last, old = -(-end // size), self._entries
+                need = max(0, last - old) + copy
+                if need:
+                    pages = self._take(need, size)
+                    if copy:
+                        try:
+                            self._copy_page(entry, offset, pages[:1], stream)
+                        except BaseException:  # the device's
+                            pool.release(pages)
+                            raise
+                    self._extend(pages[1:] if copy else pages)
+                self.length = end
+                if n == skip:
+                    return np.full(n, -1, np.int64)
+                touched = pages if entry + copy >= old else self._table[entry:last].astype(INTP)
+                left = end - (last - 1) * size  # tokens of the last page; all new pages are marked full so far
+                if entry < old:
+                    page, fill = touched.item(0), size if len(touched) > 1 else left
+                    if pool.fills[page] < fill:
+                        pool.fills[page] = fill
+                if len(touched) > 1 or entry >= old:
+                    pool.fills[touched.item(-1)] = left
+                slots = self._plane.slots(touched)[offset : offset + n - skip]
+                return np.concatenate((np.full(skip, -1, np.int64), slots)) if skip else slots
+            except BaseException as error:
+                self.length = length
+                self._plane.doubt(error)
+                raise
 
     def truncate(self, n: int) -> None:
         """Drop appended tokens from token ``n`` on, not below ``committed`` (speculative decoding: what was not
@@ -181,19 +193,23 @@ class Lease(Holding):
             self._check_open()
             if type(n) is not int or not self.committed <= n <= self.length:
                 raise ValueError(f"truncate to {n!r} is outside [{self.committed}, {self.length}]")
-            pool, size = plane.pool, plane.tree.page_tokens
-            self.length = n
-            self._have = min(self._have, n)
-            keep = max(-(-n // size), self._depth)  # a pinned page stays: the tree's
-            dropped = self._table[keep : self._entries].copy()
-            self._entries = min(self._entries, keep)
-            if len(dropped):
-                pool.release(dropped)
-            entry, left = divmod(n, size)
-            if left and entry >= self._depth:
-                page = int(self._table[entry])
-                if pool.refs[page] == 1 and not pool.marks[page]:  # nobody else relies on what was there
-                    pool.fills[page] = left
+            try:
+                pool, size = plane.pool, plane.tree.page_tokens
+                self._have = min(self._have, n)  # first: a pending slot of -1 is another token's from now on
+                self.length = n
+                keep = max(-(-n // size), self._depth)  # a pinned page stays: the tree's
+                dropped = self._table[keep : self._entries].copy()
+                self._entries = min(self._entries, keep)
+                if len(dropped):
+                    pool.release(dropped)
+                entry, left = divmod(n, size)
+                if left and entry >= self._depth:
+                    page = int(self._table[entry])
+                    if pool.refs[page] == 1 and not pool.marks[page]:  # nobody else relies on what was there
+                        pool.fills[page] = left
+            except BaseException as error:
+                plane.doubt(error)
+                raise
 
     def commit(self, tokens: Any, fence: Fence | None = None) -> None:
         """Make tokens [committed, committed + n) visible: their KV is written, or will be at ``fence`` (None: nothing
@@ -229,16 +245,21 @@ class Lease(Holding):
                     self._check_prompt(array[:inside], first)
             if last == first:
                 return
-            size = plane.tree.page_tokens
-            self._tokens, self.committed = after, last
-            if fence is not None:
-                plane.core.add_fence(fence, self._table[first // size : -(-last // size)].copy())
-            known = (last if self._said is None else self._known(last)) // size
-            if known > self._depth:
-                self._publish(known)
-                done = 4 * (known * size - self._base)
-                if 2 * done >= len(self._tokens):
-                    self._tokens, self._base = self._tokens[done:], known * size
+            try:
+                size = plane.tree.page_tokens
+                self._tokens, self.committed = after, last
+                if fence is not None:
+                    plane.core.add_fence(fence, self._table[first // size : -(-last // size)].copy())
+                known = (last if self._said is None else self._known(last)) // size
+                if known > self._depth:
+                    self._publish(known)
+                    done = 4 * (known * size - self._base)
+                    if 2 * done >= len(self._tokens):
+                        self._tokens, self._base = self._tokens[done:], known * size
+            except BaseException as error:
+                self.failed = self.failed or self.committed != first
+                plane.doubt(error)
+                raise
 
     def publish_again(self) -> None:
         """See ``cut.Holder``."""
@@ -267,14 +288,18 @@ class Lease(Holding):
         plane = self._plane
         with plane.lock:
             self._check_open()
-            node = self._node.at(self._depth)
-            node.pin(self._depth)
-            table = self._table[: self._entries].copy()
-            twin = msgspec.structs.replace(self, _node=node, _table=table, _spare=NO_SPARE)
-            for pages in (twin._table[twin._depth :], *twin._duplicates):
-                plane.pool.retain(pages)
-            plane.registry[id(twin)] = ref(twin)
-            twin._root.leases += 1
+            node, table = self._node.at(self._depth), self._table[: self._entries].copy()
+            twin = msgspec.structs.replace(self, _node=node, _table=table, _spare=NO_SPARE, closed=True)
+            try:
+                node.pin(self._depth)
+                for pages in (table[self._depth :], *self._duplicates):
+                    plane.pool.retain(pages)
+                plane.registry[id(twin)] = ref(twin)
+                twin._root.leases += 1
+                twin.closed = False  # only now: what it never took its finaliser must not give back
+            except BaseException as error:
+                plane.doubt(error)
+                raise
             return twin
 
     def close(self, keep: int | None = None, fence: Fence | None = None) -> None:
@@ -293,7 +318,11 @@ class Lease(Holding):
                     fence = None
                 if plane.core.news:
                     plane.drain()
-                self.finish(keep, fence)
+                try:
+                    self.finish(keep, fence)
+                except BaseException as error:
+                    plane.doubt(error)
+                    raise
 
     def finish(self, keep: int | None = None, fence: Fence | None = None) -> None:
         """``close``, on the way of something else: under the lock, and without a look at what has ended."""
@@ -302,18 +331,20 @@ class Lease(Holding):
         loading, end = self._load is not None or self.failed, self.committed
         if keep is not None:
             end = min(max(keep, self._matched), end)
-        if self._load is not None:
-            self._load.leave()
-        elif self.failed:
-            if fence is not None:
-                self._fence_rest(fence)
-        elif fence is not None or plane.stores.active:
-            self._end(end, fence)
-        elif end > depth * plane.tree.page_tokens and (  # the tree has the last page unless something was committed
-            end > self._matched or not plane.pool.marks[self._table.item(depth)]
-        ):
-            self._end(end, None)
-        self._give_back()
+        try:
+            if self._load is not None:
+                self._load.leave()
+            elif self.failed:
+                if fence is not None:
+                    self._fence_rest(fence)
+            elif fence is not None or plane.stores.active:
+                self._end(end, fence)
+            elif end > depth * plane.tree.page_tokens and (  # the tree has the last page unless something was committed
+                end > self._matched or not plane.pool.marks[self._table.item(depth)]
+            ):
+                self._end(end, None)
+        finally:
+            self._give_back()
         if end < self.committed and not loading:
             start = self._depth * plane.tree.page_tokens - self._base
             tokens = self._tokens[4 * start : 4 * (self.committed - self._base)]
@@ -352,6 +383,8 @@ class Lease(Holding):
 
     def _check_open(self, *, settled: bool = True) -> None:
         if self.closed:
+            if self._plane.broken:
+                raise RadixKVError(self._plane.broken)
             raise LeaseClosed("the lease is closed")
         if self.failed:
             raise RadixKVError("cached pages could not be copied to the device: close the lease and acquire again")

@@ -125,8 +125,13 @@ class Loads:
         """Start reads, in order, while there are buffers for them."""
         while self.waiting:
             record = self.waiting.popleft()
-            if not self._start(record):
-                self.waiting.appendleft(record)
+            started = False
+            try:
+                started = self._start(record)
+            finally:
+                if not started:
+                    self.waiting.appendleft(record)
+            if not started:
                 return
 
     def _start(self, record: ChunkRecord) -> bool:

@@ -4,15 +4,17 @@ between them.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 from weakref import ref
 
 import numpy as np
 
 from radixkv.core import Core, Flight
-from radixkv.errors import WrongProcess
+from radixkv.errors import RadixKVError, WrongProcess
 from radixkv.evict import evict
 from radixkv.loads import Loads
 from radixkv.node import DISK, Node, State
@@ -22,6 +24,8 @@ from radixkv.residency import Residency
 from radixkv.stores import Stores
 from radixkv.types import PageIndex, Slots
 from radixkv.writes import Writes
+
+log = logging.getLogger("radixkv")
 
 FENCES = 16
 """Open fences asked in one turn: a step of many leases must not ask each of them for each lease."""
@@ -69,6 +73,8 @@ class Plane:
         self.touched: deque[Node] = deque(maxlen=4096)  # ends of paths used since their last uses were written to disk
         self.jobs: list[Any] = []  # prefetches under way
         self.closed = False
+        self.broken = ""  # why nothing here is used any more
+        self.audit: Callable[[], None] = lambda: None  # raises where something is not whole
         self.foreign = False  # in a forked child: nothing here is the child's to touch, the lock least of all
         self.lock: Lock | ForeignLock = core.lock  # the one lock
 
@@ -79,6 +85,52 @@ class Plane:
     def disown(self) -> None:
         """In a forked child: whoever asks for the lock is told."""
         self.foreign, self.lock = True, ForeignLock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Under the lock; an exception that leaves it is looked into. Verbs of every step have these lines in place."""
+        with self.lock:
+            if self.broken:
+                raise RadixKVError(self.broken)
+            try:
+                yield
+            except BaseException as error:
+                self.doubt(error)
+                raise
+
+    def doubt(self, error: BaseException) -> None:
+        """An exception leaves a change under the lock. Where it is none of ours, and the audit does not find everything
+        whole, the cache is broken: nothing of it is served or changed any more, since a wrong page could be.
+        """
+        if self.broken or (isinstance(error, RadixKVError) and not self.core.torn):
+            return
+        try:
+            whole = not self.core.torn and self._whole()
+        except BaseException:  # interrupted once more
+            self._break(error)
+            raise
+        if not whole:
+            self._break(error)
+
+    def _whole(self) -> bool:
+        try:
+            self.audit()
+        except Exception:
+            return False
+        return True
+
+    def _break(self, error: BaseException) -> None:
+        """Every verb of the cache, its leases and its jobs sees a mark that it looks at anyway."""
+        self.broken = f"the cache is broken: a change was interrupted by {error!r}; close it, and open another"
+        self.closed = True
+        log.error("%s", self.broken, exc_info=error)
+        for lease in self.leases:
+            lease.closed = True
+        for job in self.jobs:
+            job.lose()
+        self.jobs.clear()
+        self.dropped = deque(maxlen=0)
+        self.core.forget()
 
     @property
     def leases(self) -> list[Any]:
@@ -115,6 +167,10 @@ class Plane:
                 self.loads.start_waiting()
             for job in list(self.jobs):
                 job.advance()
+        except BaseException as error:
+            core.news = True
+            self.doubt(error)
+            raise
         finally:
             if self.dropped or core.fences or core.flights or self.jobs:
                 core.news = True
@@ -126,9 +182,15 @@ class Plane:
         core = self.core
         while True:
             with self.lock:
-                self.drain()
-                if reached():
-                    return True
+                if self.broken:
+                    raise RadixKVError(self.broken)
+                try:
+                    self.drain()
+                    if reached():
+                        return True
+                except BaseException as error:
+                    self.doubt(error)
+                    raise
             before = core.clock()
             if before >= deadline:
                 return False

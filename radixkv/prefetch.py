@@ -40,13 +40,18 @@ class Job(Waiter):
         self.state = JobState.PENDING
         plane.jobs.append(self)
         plane.core.news = True
-        self.loads.hold(parts)
-        self.loads.start(self, list(parts))
-        self.advance()
+        try:
+            self.loads.hold(parts)
+            self.loads.start(self, list(parts))
+            self.advance()
+        except BaseException:
+            if self in plane.jobs:
+                self._give_up()
+            raise
 
     def poll(self) -> bool:
         """Apply finished work; whether the job has ended. Never blocks."""
-        with self._plane.lock:
+        with self._plane.turn():
             self._plane.drain()
             return self.state is not JobState.PENDING
 
@@ -54,8 +59,16 @@ class Job(Waiter):
         """Give up what has not been moved. Copies under way end, and keep their pages and buffers until then."""
         with self._plane.lock:
             if self.state is JobState.PENDING:
-                self.drop(self.parts)
-                self._end(JobState.CANCELLED)
+                with self._plane.turn():
+                    self._give_up()
+
+    def _give_up(self) -> None:
+        self.drop(self.parts)
+        self._end(JobState.CANCELLED)
+
+    def lose(self) -> None:
+        """The cache is broken: nothing more comes of it."""
+        self.state, self._lease = JobState.CANCELLED, None
 
     def advance(self) -> None:
         """Look whether it has ended: called when the cache drains."""

@@ -115,12 +115,14 @@ class Stores:
         for link in chain:
             link.busy += 1  # making room must not forget a record of the chain
         result = Result.STORED
-        for link in reversed(chain):
-            if result is Result.STORED:
-                result = self._store(link, self._pages(node, link))
-        for link in chain:
-            link.busy -= 1
-            self.residency.idle(link)
+        try:
+            for link in reversed(chain):
+                if result is Result.STORED:
+                    result = self._store(link, self._pages(node, link))
+        finally:
+            for link in chain:
+                link.busy -= 1
+                self.residency.idle(link)
         return result
 
     def _record(self, node: Node, depth: int, tail: bytes | None) -> ChunkRecord | None:
@@ -201,9 +203,11 @@ class Stores:
         slot = staging.take(self.residency.tokens(record))
         if slot < 0:
             return Result.REFUSED
-        result = self._copy(record, DISK, pages, slot) if writes.reserve(record) else Result.FULL
-        writes.spilling += result is Result.STORED
-        staging.free(slot)  # once the copies that use it have ended
+        try:
+            result = self._copy(record, DISK, pages, slot) if writes.reserve(record) else Result.FULL
+            writes.spilling += result is Result.STORED
+        finally:
+            staging.free(slot)  # once the copies that use it have ended
         return result
 
     def _stored(self, flight: Flight, done: Done) -> None:

@@ -71,10 +71,9 @@ class PrefixTree(Paths):
         """The root of a namespace, made at its first use. storage: layout and shard parts that enter storage keys."""
         root = self.roots.get(namespace.digest)
         if root is None:
-            key = self._key(namespace, storage)
+            key, uses = self._key(namespace, storage), self._uses_of(namespace.digest)
             root = self.known.setdefault(key, Root(namespace, key))
-            root.namespace = namespace
-            root.uses = self._uses_of(namespace.digest)
+            root.namespace, root.uses = namespace, uses
             self.roots[namespace.digest] = root
         return root
 
@@ -104,18 +103,18 @@ class PrefixTree(Paths):
         if root.leases or root.children or root.tails or root.records or root.shorts:
             return
         if self.known.get(root.key) is root:
-            del self.known[root.key]
             if root in self.retired:
                 self.retired.remove(root)
             elif root.namespace is not None:
-                del self.roots[root.namespace.digest]
+                self.roots.pop(root.namespace.digest, None)
+            del self.known[root.key]  # last: a root that requests find is known
 
     def retire(self, root: Root) -> None:
         """No request finds this root any more; its leases go on, and what they commit is seen by nobody."""
         self.forget_root(root)
         if self.known.get(root.key) is root:
             if root.namespace is not None:
-                del self.roots[root.namespace.digest]
+                self.roots.pop(root.namespace.digest, None)
             self.retired.add(root)
 
     def all_roots(self) -> Iterator[Root]:

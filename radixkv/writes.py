@@ -43,15 +43,18 @@ class Writes:
         residency = self.residency
         residency.claim_parent(record, tier)
         record.busy += 1
-        while (taken := take()) is False and (victim := self._victim(tier, record, stays)) is not None:
-            self.core.counters.host_evicted += tier == HOST
-            self.core.counters.disk_evicted += tier == DISK
-            residency.drop(victim, tier)
-        record.busy -= 1
-        if taken:
-            residency.enter(record, tier)
-        else:
-            residency.claim_parent(record, tier, -1)
+        taken: bool | None = None
+        try:
+            while (taken := take()) is False and (victim := self._victim(tier, record, stays)) is not None:
+                self.core.counters.host_evicted += tier == HOST
+                self.core.counters.disk_evicted += tier == DISK
+                residency.drop(victim, tier)
+        finally:
+            record.busy -= 1
+            if taken:
+                residency.enter(record, tier)
+            else:
+                residency.claim_parent(record, tier, -1)
         return bool(taken)
 
     def to_host(self, record: ChunkRecord) -> bool:
@@ -72,8 +75,10 @@ class Writes:
         if self.core.disk is None or record.tiers[DISK].state:
             return False
         record.busy += 1  # a refused write must not offer it anew: the search would meet it again for ever
-        started = self.write(record)
-        record.busy -= 1
+        try:
+            started = self.write(record)
+        finally:
+            record.busy -= 1
         return started or self.flushing > 0
 
     def _victim(self, tier: int, wanted: ChunkRecord, stays: Callable[[ChunkRecord], bool]) -> ChunkRecord | None:
