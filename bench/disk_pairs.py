@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from radixkv.plan import Outcome
 from radixkv.protocols import WriteItem
 from radixkv.tiers import batch, disk
-from radixkv.tiers.batch import Batch
+from radixkv.tiers.batch import Batch, Filling
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.folder import DATA_FILE
 
@@ -40,9 +40,9 @@ class Marked(DiskTier):
         super().__init__(*arguments, **named)
         self.marks: list[int] = []
 
-    def _commit(self, batch: Batch, out: disk.Written) -> None:
-        self.marks.append(sum(put.row.raw_bytes for put in batch.puts))
-        super()._commit(batch, out)
+    def _commit(self, filling: Batch | Filling, out: disk.Written) -> None:
+        super()._commit(filling, out)
+        self.marks.append(sum(put.row.raw_bytes for put in filling.taken))
 
 
 class Turn(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -12,9 +12,14 @@ from radixkv.plan import Outcome
 from radixkv.tiers.census import delete_record, name_cost, stored_row, take_census
 from radixkv.tiers.index import Gauges, Row, pack_row
 from radixkv.tiers.lmdb_env import Store
+from radixkv.tiers.space import Space
+from radixkv.tiers.workers import Results
 
 if TYPE_CHECKING:
     from lmdb import Transaction
+
+_LEAST_BYTES = 6 << 20
+"""Records of a transaction that need not wait for more."""
 
 
 class Put(NamedTuple):
@@ -40,6 +45,96 @@ class Batch:
     names: Sequence[tuple[bytes, bytes]] = ()
     rows_only: bool = False
 
+    @property
+    def taken(self) -> Sequence[Put]:
+        """The puts."""
+        return self.puts
+
+    @property
+    def most_bytes(self) -> int:
+        """What its records take."""
+        return sum(put.row.cost for put in self.puts)
+
+    def whole(self) -> Batch:
+        """Itself, see ``Filling``."""
+        return self
+
+
+class Filling:
+    """The batches of one call, one after the other, each put taken from ``encoded`` when its transaction asks for it:
+    records are copied into LMDB's pages while those after them are encoded.
+
+    A batch ends before it is over a space's ``batch_bytes``, or where the disk would wait for a record that is not
+    encoded yet. Records over its ``record_limit`` are left out, in ``refused``. Deletes are in the first batch, touches
+    and names in the last. most: bytes that each record takes at most.
+    """
+
+    rows_only = False
+
+    def __init__(
+        self,
+        encoded: Results[Any, Put],
+        most: Sequence[int],
+        space: Space,
+        deletes: Sequence[bytes],
+        touches: Sequence[tuple[bytes, int]],
+        names: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        self._encoded, self._most, self._space = encoded, most, space
+        self._last = touches, names
+        self._held: Put | None = None
+        self.deletes = deletes
+        self.taken: list[Put] = []
+        self.refused: list[Put] = []
+        self.over = False
+        self._done = 0  # puts of the batches before
+
+    @property
+    def most_bytes(self) -> int:
+        """What the records of a batch of which none is taken yet take at most."""
+        done = len(self.refused) + self._done
+        left = self._most[done:]
+        return min(sum(left), max(self._space.batch_bytes, max(left, default=0)))
+
+    @property
+    def puts(self) -> Iterator[Put]:
+        """What is left of this batch."""
+        size = sum(put.row.cost for put in self.taken)
+        while not (self.over or (size >= _LEAST_BYTES and self._encoded.late)):
+            put = self._held or next(self._encoded, None)
+            if put is None:
+                self.over = True
+            elif put.row.cost > self._space.record_limit:
+                self.refused.append(put)
+            else:
+                size += put.row.cost
+                self._held = put if self.taken and size > self._space.batch_bytes else None
+                if self._held:
+                    return
+                self.taken.append(put)
+                yield put
+
+    @property
+    def touches(self) -> Sequence[tuple[bytes, int]]:
+        """Of the last batch, once all its puts are taken."""
+        return self._last[0] if self.over else ()
+
+    @property
+    def names(self) -> Sequence[tuple[bytes, bytes]]:
+        """See ``touches``."""
+        return self._last[1] if self.over else ()
+
+    def whole(self) -> Batch:
+        """This batch with all its puts, as often as it is tried."""
+        for _ in self.puts:
+            pass
+        return Batch(self.deletes, self.taken, self.touches, self.names)
+
+    def next(self) -> None:
+        """Go on to the next batch."""
+        self._done += len(self.taken)
+        self.deletes, self.taken = (), []
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -58,7 +153,7 @@ class Applied(NamedTuple):
     stored: int
 
 
-def apply(store: Store, batch: Batch, state: State, capacity_bytes: int, names_limit: int) -> Applied:
+def apply(store: Store, batch: Batch | Filling, state: State, capacity_bytes: int, names_limit: int) -> Applied:
     """Run ``batch`` in one transaction. Puts past ``capacity_bytes``, or whose key names another chunk, are refused.
 
     Raises lmdb.Error or OSError, and then nothing has changed.
@@ -68,7 +163,7 @@ def apply(store: Store, batch: Batch, state: State, capacity_bytes: int, names_l
     outcomes: list[tuple[Outcome, int]] = []
     deleted = stored = 0
     certain = True
-    with store.writing(sum(put.row.cost for put in batch.puts)) as txn:
+    with store.writing(lambda: sum(put.row.cost for put in batch.taken)) as txn:
         for key in batch.deletes:
             gone = delete_record(store, txn, key, row_only=batch.rows_only)
             deleted += gone.found

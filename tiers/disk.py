@@ -14,7 +14,7 @@ import msgspec
 from radixkv.errors import ConfigError
 from radixkv.plan import Outcome
 from radixkv.protocols import IndexRow, TierStats, WriteItem
-from radixkv.tiers.batch import Batch, Put, State, apply
+from radixkv.tiers.batch import Batch, Filling, Put, State, apply
 from radixkv.tiers.census import KEY_BYTES, segment_key, take_census
 from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import claim_folder
@@ -31,9 +31,6 @@ _log = logging.getLogger(__name__)
 
 _DELETE_BYTES = 64 << 20
 """Records deleted by one transaction: LMDB keeps the list of the pages they free in one value."""
-
-_LEAST_BATCH_BYTES = 6 << 20
-"""Records of a transaction that need not wait for more."""
 
 _SYNC_BYTES = 64 << 20
 """Bytes written without a sync at most, where transactions are not synced."""
@@ -158,25 +155,17 @@ class DiskTier:
         entries = [(root, msgspec.json.encode(parts)) for root, parts in names]
         with self._writing:
             deletes = self._delete_most(list(delete))
-            puts: list[Put] = []
-            size = 0
+            if not (deletes or items or touch or entries):
+                return out
             encoded = self._workers.each(self._put, enumerate(items))
-            for put in encoded:
-                position = put.position
-                if put.row.cost > self._space.record_limit:
-                    out[position] = (Outcome.REFUSED, 0)
-                    self._count("refused")
-                    continue
-                if puts and size + put.row.cost > self._space.batch_bytes:
-                    self._commit(Batch(deletes, puts), out)
-                    deletes, puts, size = [], [], 0
-                puts.append(put)
-                size += put.row.cost
-                if size >= _LEAST_BATCH_BYTES and encoded.late:
-                    self._commit(Batch(deletes, puts), out)
-                    deletes, puts, size = [], [], 0
-            if deletes or puts or touch or entries:
-                self._commit(Batch(deletes, puts, touch, entries), out)
+            most = [self._most(item.row) for item in items]
+            filling = Filling(encoded, most, self._space, deletes, touch, entries)
+            while not filling.over:
+                self._commit(filling, out)
+                filling.next()
+            for put in filling.refused:
+                out[put.position] = (Outcome.REFUSED, 0)
+            self._count("refused", len(filling.refused))
         return out
 
     def delete(self, keys: Sequence[bytes]) -> int:
@@ -271,6 +260,10 @@ class DiskTier:
             self._store.close()
             self._lock.release()
 
+    def _most(self, row: IndexRow) -> int:
+        """Bytes that a record takes of the cap at most."""
+        return record_cost(HEADER_BYTES + row.raw_bytes, row_bytes(len(row.tokens) // TOKEN_BYTES, len(row.media)))
+
     def _put(self, numbered: tuple[int, WriteItem]) -> Put:
         position, item = numbered
         row, payload = item.row, item.payload.cast("B")
@@ -289,18 +282,21 @@ class DiskTier:
             keys = keys[self._deletes_at_once :]
         return keys
 
-    def _commit(self, batch: Batch, out: Written) -> None:
+    def _commit(self, filling: Batch | Filling, out: Written) -> None:
         """Apply a batch, its puts' outcomes into ``out``; a full map gets a second try with freed pages settled."""
+        batch = filling
         try:
             try:
-                outcomes = self._apply(self._fitting(batch))
+                outcomes = self._apply(self._fitting(filling))
             except lmdb.CorruptedError:  # segments that LMDB cannot find: without their rows they are never read
+                batch = filling.whole()
                 self._apply(Batch(batch.deletes, rows_only=True))
                 batch = Batch((), batch.puts, batch.touches, batch.names)
                 outcomes = self._apply(batch)
             except lmdb.Error as error:
                 if type(error) not in _FULL:
                     raise
+                batch = filling.whole()
                 self._count("full", isinstance(error, lmdb.MapFullError))
                 self._store.forget_the_dead()  # first: deletes need pages as well
                 if batch.deletes:
@@ -309,27 +305,32 @@ class DiskTier:
                 self._store.settle()
                 outcomes = self._apply(self._fitting(batch))
         except lmdb.MapFullError:
+            batch = batch.whole()
             self._undeleted.update(dict.fromkeys(batch.deletes))
             outcomes = [(Outcome.REFUSED, 0)] * len(batch.puts)
         except _TROUBLE as error:
+            batch = batch.whole()
             self._trouble(error)
             self._undeleted.update(dict.fromkeys(batch.deletes))
             outcomes = [(Outcome.ERROR, 0)] * len(batch.puts)
-        for put, (outcome, stored) in zip(batch.puts, outcomes, strict=True):
+        for put, (outcome, stored) in zip(batch.taken, outcomes, strict=True):
             out[put.position] = (outcome, stored)
             if outcome is Outcome.OK:
                 self._undeleted.pop(put.key, None)
             elif outcome is Outcome.REFUSED:
                 self._count("refused")
 
-    def _fitting(self, batch: Batch) -> Batch:
+    def _fitting(self, batch: Batch | Filling) -> Batch | Filling:
         """The batch. Raises lmdb.Error where the file system has no room for its puts and for deletes after them."""
-        need = sum(put.row.cost for put in batch.puts)
-        if batch.puts and not self._store.room_for(need, self._state.gauges.used_bytes):
+        held = self._state.gauges.used_bytes
+        if not batch.most_bytes or self._store.room_for(batch.most_bytes, held):
+            return batch
+        batch = batch.whole()
+        if not self._store.room_for(batch.most_bytes, held):
             raise lmdb.Error("the file system has no room")
         return batch
 
-    def _apply(self, batch: Batch) -> Written:
+    def _apply(self, batch: Batch | Filling) -> Written:
         limits = (self._space.capacity_bytes, self._space.map_bytes // 64)
         if self._recount:
             self._recount = False
@@ -338,7 +339,7 @@ class DiskTier:
             applied = apply(self._store, batch, self._state, *limits)
         except (lmdb.PanicError, Unavailable):
             self._store.reconnect()
-            applied = apply(self._store, batch, self._state, *limits)
+            applied = apply(self._store, batch.whole(), self._state, *limits)
         self._state = applied.state
         self._count("deleted", applied.deleted)
         self._unsynced += applied.stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,10 +157,10 @@ class Store:
         return self._extent.cold(txn, PAYLOAD, key, most)
 
     @contextmanager
-    def writing(self, nbytes: int = 0) -> Iterator[Transaction[memoryview]]:
-        """A write transaction, of about ``nbytes`` bytes; it is committed when the block ends, dropped when it raises.
-        Its views are valid until something is written. Raises Unavailable, and OSError where the file is not in its
-        place any more: nobody would find what is written to it.
+    def writing(self, nbytes: Callable[[], int] = int) -> Iterator[Transaction[memoryview]]:
+        """A write transaction, of about ``nbytes()`` bytes in the end; committed when the block ends, dropped when it
+        raises. Its views are valid until something is written. Raises Unavailable, and OSError where the file is not in
+        its place any more: nobody would find what is written to it.
         """
         if not self._gate.forked and table(self.folder) != self._table:
             self.reconnect()  # removed under us: readers since then are in another one, and what they read is not to go
@@ -173,7 +173,7 @@ class Store:
             except BaseException:
                 txn.abort()
                 raise
-            with self._extent.writeback.during(nbytes if self._sync else 0):
+            with self._extent.writeback.during(nbytes() if self._sync else 0):
                 txn.commit()
 
     def forget_the_dead(self) -> None:

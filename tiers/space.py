@@ -14,8 +14,8 @@ SEGMENT_BYTES = RUN_BYTES - 16
 """Payload of a run; LMDB's overflow header takes the first 16 bytes."""
 
 PAGE_BYTES = 4096
-BATCH_BYTES = 20 << 20
-"""Of one transaction at most: enough for its syncs to cost little, and little enough to stay in a processor's cache."""
+BATCH_BYTES = 32 << 20
+"""Of one transaction at most: what the mover hands over at once, so that its syncs cost little."""
 
 _SMALL_BATCH_BYTES = 8 << 20
 MIN_MAP_BYTES = 512 << 10
@@ -39,7 +39,7 @@ def record_cost(record_bytes: int, row_bytes: int) -> int:
 class Space:
     """What a cap of ``map_bytes`` is divided into. All in bytes.
 
-    map_bytes: the hard limit of the data file. batch_bytes: records of one transaction, 20 MiB or a 128th of the map,
+    map_bytes: the hard limit of the data file. batch_bytes: records of one transaction, 32 MiB or a 128th of the map,
     in smaller maps 8 MiB or a sixteenth, and always one chunk. capacity_bytes: what records and rows may take together:
     0.95 of the map, less three batches (at most a quarter of the map), because pages freed by one transaction can be
     written again only by the second one after it. record_limit: the largest record that is taken, a quarter of the map.
