@@ -7,6 +7,7 @@ so that importing radixkv costs nothing and needs none of the optional packages.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from radixkv.wiring import open as open
 
 __version__ = "0.1.0"
+
+_process = os.getpid()  # that loaded the package: any other with it was forked from there
 
 _EXPORTS = {
     "open": "wiring",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -11,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
+from radixkv import _process
 from radixkv.cache import Cache
 from radixkv.config import Config
 from radixkv.core import Core, host_chunks
@@ -18,6 +21,8 @@ from radixkv.errors import ConfigError
 from radixkv.plan import Outcome
 from radixkv.protocols import Device, Mover, Tier
 from radixkv.types import TOKEN_BYTES
+
+log = logging.getLogger("radixkv")
 
 TIER = [
     "capacity_bytes",
@@ -69,6 +74,7 @@ def open(
     from radixkv.tiers.host import HostArena
 
     layout = config.layout
+    _torch_in_child()
     with ExitStack() as stack:
         if device is None:
             with _memory("device.pages", config.device.pages, config.device.pages * layout.page_bytes):
@@ -132,6 +138,16 @@ def _in_child() -> None:
     """A forked child must not touch its parent's caches: their threads are gone, their lock may be held for ever."""
     for cache in _opened:
         cache.disown()
+
+
+def _torch_in_child() -> None:
+    """OpenMP waits for threads that the fork did not copy, if the parent had used them: torch runs on one thread here,
+    or the first large tensor of a cache would hang.
+    """
+    torch = sys.modules.get("torch")
+    if os.getpid() != _process and torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+        log.warning("a cache in a forked process: torch runs on one thread here (start processes by spawn for more)")
 
 
 os.register_at_fork(after_in_child=_in_child)

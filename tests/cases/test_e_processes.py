@@ -240,3 +240,45 @@ def test_e11_an_exit_with_copies_pending(tmp_path: Path, how: str) -> None:
         driver.idle()
     finally:
         driver.close()
+
+
+def own_cache_in_child(folder: str) -> None:
+    """Fork a process that has run torch and a cache on several threads; the child opens a cache of its own."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(4)
+    (torch.ones(1 << 22) * 2).sum()
+    layout = make_layout(layers=4, kv_heads=8, head_dim=64)
+    host = HostConfig(capacity_bytes=8 * layout.chunk_bytes)
+    config = Config(layout, DeviceConfig(pages=512), host, DiskConfig(folder, DISK))
+    with radixkv.open(config) as cache:
+        serve(cache)
+    child = os.fork()
+    if not child:
+        with radixkv.open(config) as cache:
+            assert cache.lookup(NS, prompt(600)).disk_tokens == 600
+            serve(cache)
+        assert torch.get_num_threads() == 1
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "the child ends in good order"
+    assert torch.get_num_threads() == 4, "the parent's threads are its own"
+    print("right")
+
+
+def serve(cache: Cache) -> None:
+    """Loads, computes, copies on write, evicts."""
+    for tokens in (prompt(600), [*prompt(590), 1, 2, 3], prompt(600)):
+        with cache.acquire(NS, tokens) as lease:
+            lease.wait()
+            first = lease.length
+            lease.append(len(tokens) - first)
+            lease.commit(tokens[first:])
+        assert cache.flush() == 0
+        cache.evict(512)
+    cache.check()
+
+
+def test_e4_a_forked_child_with_a_cache_of_its_own(tmp_path: Path) -> None:
+    """Its first large tensor waited for OpenMP threads that the fork had not copied, for ever."""
+    assert run_here(MODULE, "own_cache_in_child", str(tmp_path)) == "right\n"
