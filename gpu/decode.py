@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixkv.gpu import limits
+from radixkv.gpu import hopper, limits
+from radixkv.gpu.hopper import HopperDecodeTiles
 from radixkv.gpu.plans import AttentionPlan
 
 
@@ -91,7 +92,7 @@ class DecodePlan(AttentionPlan):
         sinks: bool = False,
         scale: float | None = None,
         device: str | torch.device = "cuda",
-        tiles: DecodeTiles | None = None,
+        tiles: DecodeTiles | HopperDecodeTiles | None = None,
     ) -> None:
         super().__init__(
             batch, q_heads, kv_heads, head_dim, page_tokens, q_dtype, kv_dtype, per_token_head, window, softcap, sinks,
@@ -100,7 +101,14 @@ class DecodePlan(AttentionPlan):
         rows = batch * kv_heads
         processors = limits.multiprocessors(self.device)
         whole = self.kv_dtype == torch.int8
-        self.tiles = tiles or decode_tiles(head_dim, self.kv_dtype.itemsize, rows, whole, processors)
+        # a tile given decides the kernel; the plain kernel also steps in for pages that Hopper's cannot read
+        self.hopper = tiles if isinstance(tiles, HopperDecodeTiles) else None
+        if tiles is None:
+            self.hopper = hopper.hopper_decode_tiles(
+                self.device, q_dtype, self.kv_dtype, head_dim, softcap, batch, kv_heads, self.group
+            )
+        plain = decode_tiles(head_dim, self.kv_dtype.itemsize, rows, whole, processors)
+        self.tiles = tiles if isinstance(tiles, DecodeTiles) else plain
         early = limits.early_launch(self.device)
         self._plain, self._early = limits.launch_options(False), limits.launch_options(early)
         self._scheduled = True
@@ -108,10 +116,11 @@ class DecodePlan(AttentionPlan):
         # wait for the queries. Items of half a tile are none of a whole one: a short context is one wave of such.
         wide, alone = self.kv_dtype.itemsize == 2, self.tiles.per_sm == 1
         self._late, self._short = wide and not alone, self.tiles.block // 2 if wide and alone else 0
-        self._step = self._short or self.tiles.block
-        self.slots = max(1, processors * self.tiles.per_sm // kv_heads)
-        # a part more than there are slots would wait for one
-        self.capacity = batch + self.slots
+        self._step = self.hopper.block if self.hopper else self._short or self.tiles.block
+        self._begin = self.hopper.begin if self.hopper else self.tiles.block // self._step
+        self.slots = max(1, processors * (self.hopper or self.tiles).per_sm // kv_heads)
+        # a part more than there are slots waits for one
+        self.capacity = batch + self.slots * (self.hopper.rounds if self.hopper else 1)
         self.items = torch.full((self.capacity, 8), -1, dtype=torch.int32, device=self.device)
         parts = self.capacity * q_heads
         self._parts_out = torch.empty((parts, head_dim), dtype=torch.float32, device=self.device)
@@ -129,11 +138,10 @@ class DecodePlan(AttentionPlan):
 
         limits.check_ints("lengths", lengths, self.batch)
         self._scheduled = True
-        begin = self.tiles.block // self._step
         decode_schedule[(1,)](
             lengths, self.items, self.batch, self.slots, self.capacity, self.window, self.slots,
             BATCH_PAD=limits.pad(self.batch), CAPACITY_PAD=limits.pad(self.capacity), BLOCK=self._step,
-            START=begin, MERGE=begin, **limits.schedule_options(self.batch),
+            START=self._begin, MERGE=self._begin, **limits.schedule_options(self.batch),
         )  # fmt: skip
 
     def run(
@@ -168,8 +176,13 @@ class DecodePlan(AttentionPlan):
         group_pad = limits.pad(self.group)
         # items are read before the launch ahead has ended, so the first one after ``schedule`` waits for it as usual
         launch, self._scheduled = self._plain if self._scheduled else self._early, False
+        results = (out, lse, self._parts_out, self._parts_lse, self._finished)
+        if self.hopper and hopper.launch_decode(
+            self.hopper, q, k_pages, v_pages, block_tables, self.items, results, sinks, self.scale, self.window, launch
+        ):
+            return out
         decode_kernel[(self.kv_heads, self.capacity)](
-            q, k_pages, v_pages, block_tables, self.items, out, lse, self._parts_out, self._parts_lse, self._finished,
+            q, k_pages, v_pages, block_tables, self.items, *results,
             q if sinks is None else sinks, k_rows, v_rows, self.scale, self.softcap, k_scale, v_scale,
             self.window, 0, q.stride(0), q.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
             block_tables.stride(0),

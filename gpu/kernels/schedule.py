@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 ITEM = tl.constexpr(8)
-"""int32 fields of an item: decode (sequence, start, end, length, parts, first part, 0, 0), prefill (sequence, first
-query, queries, first row of q, length, parts, 0, 0). A sequence of -1 is no item."""
+"""int32 fields of an item: decode (sequence, start, end, length, parts, first part, whether all items run at once, 0),
+prefill (sequence, first query, queries, first row of q, length, parts, 0, 0). A sequence of -1 is no item."""
 
 
 @triton.jit
@@ -87,6 +87,7 @@ def decode_schedule(
             their, theirs = parts_of(others, best, c < batch)
             same = (theirs[:, None] == most[None, :]) & (c[:, None] < b[None, :])
             first += tl.sum(tl.where((theirs[:, None] > most[None, :]) | same, their[:, None], 0), axis=0)
+    total = tl.sum(parts, axis=0)
     # parts of one sequence differ by at most one tile
     share, extra = tiles // tl.maximum(parts, 1), tiles % tl.maximum(parts, 1)
     for j in range(tl.max(parts, axis=0)):
@@ -100,8 +101,9 @@ def decode_schedule(
         tl.store(record + 3, n, mask=mask)
         tl.store(record + 4, parts, mask=mask)
         tl.store(record + 5, first, mask=mask)
+        tl.store(record + 6, (total <= slots).to(tl.int32), mask=mask)
     i = tl.arange(0, CAPACITY_PAD)
-    tl.store(items + i * ITEM, -1, mask=(i >= tl.sum(parts, axis=0)) & (i < capacity))
+    tl.store(items + i * ITEM, -1, mask=(i >= total) & (i < capacity))
 
 
 @triton.jit
