@@ -188,6 +188,9 @@ def _tier_state(plane: Plane, record: ChunkRecord, tier: int) -> None:
     landed = (residence.state is State.LANDED) == (record in residency.landed[tier])
     _must(landed, "landed records are listed", record.index)
     _must(bool(residence.plan) == (residence.state is State.WRITING), "a plan while writing", record.index)
+    if residence.state is State.LANDED:
+        coming = parent is not None and parent.tiers[tier].state in (State.WRITING, State.LANDED)
+        _must(coming, "a landed record waits for its parent", tier, record.index)
     if residence.state is State.READY:
         orphan = parent is not None and parent.tiers[tier].state is State.NONE
         _must(not orphan or parent in residency.holes[tier], "an orphan hangs below a hole", tier, record.index)
