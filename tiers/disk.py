@@ -20,7 +20,7 @@ from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import claim_folder
 from radixkv.tiers.heap import keep_freed
 from radixkv.tiers.index import Row, index_row, row_bytes, unpack_row
-from radixkv.tiers.lmdb_env import Unavailable
+from radixkv.tiers.lmdb_env import FULL, Unavailable
 from radixkv.tiers.opening import open_store
 from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, cut, pack_record
 from radixkv.tiers.space import Space, record_cost
@@ -39,8 +39,6 @@ _QUIET_S = 60.0
 """Between two warnings of trouble, in seconds, at least."""
 
 _TROUBLE = (lmdb.Error, OSError)
-_FULL = (lmdb.MapFullError, lmdb.Error, lmdb.DiskError)
-"""Exactly these, no subclass: the map, or the file system, had no page for a transaction."""
 
 Names = tuple[tuple[str, str], ...]
 Written = list[tuple[Outcome, int]]
@@ -51,10 +49,11 @@ class DiskTier:
 
     capacity_bytes (given): hard cap of the data file, fixed while open; a smaller one than last time evicts the least
     recently used. capacity_bytes (of the tier): what ``footprint`` and ``used_bytes`` are counted against, see
-    ``radixkv.tiers.space.Space``; keep below it by deleting ahead, for what does not fit is refused. item_bytes:
-    bytes of an element (1, 2, 4), a hint for the codec. chunk_bytes, chunk_tokens: size of a whole chunk. sync: a
-    batch is durable when ``write`` returns; without it a killed process loses nothing, a power cut may cost the
-    store. workers: threads that compress (default: one per core, at most four).
+    ``radixkv.tiers.space.Space``, and less while the file system has no room for the cap; keep below it by deleting
+    ahead, for what does not fit is refused. item_bytes: bytes of an element (1, 2, 4), a hint for the codec.
+    chunk_bytes, chunk_tokens: size of a whole chunk. sync: a batch is durable when ``write`` returns; without it a
+    killed process loses nothing, a power cut may cost the store. workers: threads that compress (default: one per core,
+    at most four).
 
     Raises ConfigError (a cap below one chunk, a folder that cannot be written), StoreLocked, StoreFormat. A file that
     was cut short or is no store is moved aside with a warning. Nothing raises later: trouble is an outcome, and
@@ -294,7 +293,7 @@ class DiskTier:
                 batch = Batch((), batch.puts, batch.touches, batch.names)
                 outcomes = self._apply(batch)
             except lmdb.Error as error:
-                if type(error) not in _FULL:
+                if type(error) not in FULL:
                     raise
                 batch = filling.whole()
                 self._count("full", isinstance(error, lmdb.MapFullError))
@@ -323,12 +322,25 @@ class DiskTier:
     def _fitting(self, batch: Batch | Filling) -> Batch | Filling:
         """The batch. Raises lmdb.Error where the file system has no room for its puts and for deletes after them."""
         held = self._state.gauges.used_bytes
-        if not batch.most_bytes or self._store.room_for(batch.most_bytes, held):
-            return batch
-        batch = batch.whole()
-        if not self._store.room_for(batch.most_bytes, held):
+        room = not batch.most_bytes or self._store.room_for(batch.most_bytes, held)
+        if not room:
+            batch = batch.whole()
+            room = self._store.room_for(batch.most_bytes, held)
+        if batch.most_bytes:
+            self._confine(self._store.confined_bytes)
+        if not room:
             raise lmdb.Error("the file system has no room")
         return batch
+
+    def _confine(self, file_bytes: int) -> None:
+        """While the file cannot grow past ``file_bytes`` that is the cap: who deletes ahead goes on then as in a full
+        store, and the next write sees whether it can grow again. 0: it can.
+        """
+        whole = self._space.capacity_bytes
+        fits = max(self.footprint(self._chunk[0]), self._space.within(file_bytes)) if file_bytes else whole
+        if fits < self.capacity_bytes == whole:
+            self._say("its file system has no room for its cap: it goes on with %d of %d bytes", fits, whole)
+        self.capacity_bytes = min(fits, whole)
 
     def _apply(self, batch: Batch | Filling) -> Written:
         limits = (self._space.capacity_bytes, self._space.map_bytes // 64)
@@ -369,7 +381,11 @@ class DiskTier:
         if self._store.forked:  # another thread may have held the locks when this process was forked
             return
         self._count("errors")
+        if not isinstance(error, Unavailable):
+            self._say("%s: %s", type(error).__name__, error)
+
+    def _say(self, what: str, *arguments: object) -> None:
         now = time.monotonic()
-        if now >= self._quiet_until and not isinstance(error, Unavailable):
+        if now >= self._quiet_until:
             self._quiet_until = now + _QUIET_S
-            _log.warning("disk store %s: %s: %s", self._folder, type(error).__name__, error)
+            _log.warning(f"disk store %s: {what}", self._folder, *arguments)

@@ -70,10 +70,22 @@ class Extent:
             return False
         return True
 
-    def give_back(self, env: Environment) -> None:
-        """Cut off what was set aside and not used: nobody has touched it, or ever will through this map."""
+    def most_bytes(self, wanted: int) -> int:
+        """How large the file can be that could not grow by ``wanted`` bytes: with what is free, unless a limit of
+        another kind is in its way.
+        """
+        found = os.fstatvfs(self._fd)
+        free = found.f_bavail * found.f_frsize
+        return os.fstat(self._fd).st_size + (free if free < wanted else 0)
+
+    def give_back(self, env: Environment, spare_bytes: int) -> None:
+        """Cut off what was set aside and not used, but for what deletes need on a full disk: nobody has touched it, or
+        ever will through this map.
+        """
         with contextlib.suppress(OSError, lmdb.Error):  # of an environment that could not be opened anew
-            os.ftruncate(self._fd, self.used_bytes(env))
+            wanted = self.used_bytes(env) + spare_bytes
+            if os.fstat(self._fd).st_size > wanted:
+                os.ftruncate(self._fd, wanted)
 
     def used_bytes(self, env: Environment) -> int:
         """Bytes of the file up to the last page that was ever in use."""

@@ -39,6 +39,9 @@ FORMAT_VERSION = 1
 _OVERHEAD_BYTES = 128 << 10
 """Of pages in use for trees and lists, where free pages are guessed from what records take."""
 
+FULL = (lmdb.MapFullError, lmdb.Error, lmdb.DiskError)
+"""Exactly these, no subclass: the map, or the file system, had no page for a transaction."""
+
 SPARE_BYTES = 1 << 20
 """Of the file system, set aside for the pages that deletes need; a 64th of the cap where that is less."""
 
@@ -108,6 +111,8 @@ class Store:
     def __init__(self, folder: Path, map_bytes: int, sync: bool) -> None:
         self.folder = folder
         self._map_bytes = map_bytes
+        self._spare_bytes = min(SPARE_BYTES, map_bytes // 64)
+        self.confined_bytes = 0
         self._sync = sync
         self._gate = Gate()
         self._closed = False
@@ -141,12 +146,16 @@ class Store:
     def room_for(self, nbytes: int, held_bytes: int) -> bool:
         """Whether ``nbytes`` more can be written and deletes still find pages after that: every transaction needs new
         ones, and on a full file system without any nothing could be deleted. held_bytes: what is in use of the file.
+        Afterwards ``confined_bytes`` says how large the file can be if it could not grow by as much, else 0.
         """
-        spare = min(SPARE_BYTES, self._map_bytes // 64)
         with self._gate.entered():
-            if self._extent.allocate(self._env, nbytes + spare, self._map_bytes):
+            wanted = nbytes + self._spare_bytes
+            if self._extent.allocate(self._env, wanted, self._map_bytes):
+                self.confined_bytes = 0
                 return True
-            return self._extent.used_bytes(self._env) - held_bytes > nbytes + _OVERHEAD_BYTES
+            used = self._extent.used_bytes(self._env)
+            self.confined_bytes = max(used, self._extent.most_bytes(wanted) - self._spare_bytes)
+            return used - held_bytes > nbytes + _OVERHEAD_BYTES
 
     def run_is_whole(self, value: memoryview) -> bool:
         """Whether LMDB may delete or replace a value, see ``Extent``. For views of a transaction that runs."""
@@ -227,7 +236,7 @@ class Store:
             self._env.sync(True)
         except lmdb.Error as error:
             _log.warning("disk store %s: its last sync failed: %s", self.folder, error)
-        self._extent.give_back(self._env)
+        self._extent.give_back(self._env, self._spare_bytes)
         self._env.close()
         self._extent.close()
 

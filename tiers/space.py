@@ -60,10 +60,18 @@ class Space:
         map_bytes = limit // page * page
         small = min(_SMALL_BATCH_BYTES, map_bytes // 16)
         batch_bytes = max(chunk_cost, small, min(BATCH_BYTES, map_bytes // 128))
-        capacity_bytes = map_bytes * 95 // 100 - min(3 * batch_bytes, map_bytes // 4)
+        capacity_bytes = _usable(map_bytes, batch_bytes)
         if map_bytes < MIN_MAP_BYTES or capacity_bytes < chunk_cost:
             least = max(MIN_MAP_BYTES, -(-chunk_cost * 100 // 70 // page) * page + page)
             raise ConfigError(
                 f"disk.capacity_bytes {limit} cannot hold one chunk of {chunk_bytes} bytes: it takes at least {least}"
             )
         return cls(map_bytes, batch_bytes, capacity_bytes, map_bytes // 4)
+
+    def within(self, file_bytes: int) -> int:
+        """What records and rows may take together while the file cannot grow past ``file_bytes``."""
+        return min(self.capacity_bytes, _usable(file_bytes, self.batch_bytes))
+
+
+def _usable(file_bytes: int, batch_bytes: int) -> int:
+    return file_bytes * 95 // 100 - min(3 * batch_bytes, file_bytes // 4)

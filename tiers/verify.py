@@ -17,7 +17,7 @@ from radixkv.keys import chunk_key
 from radixkv.tiers.census import KEY_BYTES, delete_record, segment_key
 from radixkv.tiers.folder import DATA_FILE, claim_folder, damage, give_way, map_bytes, sync_folder
 from radixkv.tiers.index import Row, unpack_row
-from radixkv.tiers.lmdb_env import Store
+from radixkv.tiers.lmdb_env import FULL, SPARE_BYTES, Store
 from radixkv.tiers.readonly import ReadOnlyStore, reachable
 from radixkv.tiers.record import CorruptRecord
 from radixkv.tiers.shrink import shrink
@@ -239,10 +239,24 @@ def drop(folder: str | os.PathLike[str], roots: Collection[bytes] | None, *, com
 
 
 def _drop(store: Store, gone: Sequence[bytes], roots: Collection[bytes] | None) -> None:
-    for at in range(0, len(gone), _BATCH):
-        with store.writing() as txn:
-            for key in gone[at : at + _BATCH]:
-                delete_record(store, txn, key)
+    left, at_once = list(gone), _BATCH
+    while left:
+        try:
+            with store.writing() as txn:
+                for key in left[:at_once]:
+                    delete_record(store, txn, key)
+        except lmdb.Error as error:
+            if type(error) not in FULL:
+                raise
+            if at_once == 1:
+                raise ConfigError(
+                    f"disk store {store.folder}: to delete takes a few new pages, and there is no room ({error}): make "
+                    f"room of {SPARE_BYTES >> 20} MiB on its file system and try again, or drop everything"
+                ) from error
+            at_once = 1  # takes fewest; from the third transaction on there are pages that the first one freed
+        else:
+            del left[:at_once]
+            at_once = min(_BATCH, 2 * at_once)
     with store.writing() as txn:
         named = [bytes(root) for root, _ in txn.cursor(store.names)]
         for root in named:

@@ -8,6 +8,7 @@ import subprocess
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from radixkv.cli import doctor
@@ -43,10 +44,14 @@ def file_bytes(folder: Path) -> int:
     return (folder / "data.mdb").stat().st_size
 
 
-def drop_when_full(point: str, what: str, leave: str) -> None:
-    """A full disk is when somebody drops records. Without a page to spare only everything can go."""
+def drop_when_full(point: str, what: str, spare: str, leave: str) -> None:
+    """A full disk is when somebody drops records. spare: "kept", what a close leaves in the file for it, or "cut", as a
+    file from elsewhere may be: then there is nothing but what the file system has.
+    """
     folder = Path(point) / "store"
     filled(folder, 40)
+    if spare == "cut":
+        os.truncate(folder / "data.mdb", last_page_bytes(folder))
     size = file_bytes(folder)
     ballast = fill(Path(point), int(leave))
     assert "it may grow by 6" in doctor.check_store(folder).detail, "of 67 MB on a disk of 8"
@@ -54,8 +59,8 @@ def drop_when_full(point: str, what: str, leave: str) -> None:
         assert drop(folder, None) == (40, "")
         assert file_bytes(folder) < 1 << 20
         left = 0
-    elif not int(leave):
-        with pytest.raises(ConfigError, match="No space left"):
+    elif spare == "cut" and not int(leave):
+        with pytest.raises(ConfigError, match=r"make room of 1 MiB on its file system .* or drop everything"):
             drop(folder, {OTHER})
         left = 40
     else:  # what is left finds no room for a copy
@@ -74,26 +79,58 @@ def drop_when_full(point: str, what: str, leave: str) -> None:
     tier.close()
 
 
-@pytest.mark.parametrize(("what", "leave"), [("everything", 0), ("one namespace", 0), ("one namespace", 300_000)])
-def test_d5_drop_on_a_full_disk(tmp_path: Path, what: str, leave: int) -> None:
-    on_a_small_disk(tmp_path, 8 << 20, MODULE, "drop_when_full", what, str(leave))
+def last_page_bytes(folder: Path) -> int:
+    """Bytes of the data file up to the last page in use."""
+    with lmdb.open(str(folder), max_dbs=4, readonly=True, lock=False) as env:
+        return int((env.info()["last_pgno"] + 1) * env.stat()["psize"])
 
 
-def use_after_reopen(point: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "spare", "leave"),
+    [
+        ("everything", "cut", 0),
+        ("one namespace", "cut", 0),
+        ("one namespace", "cut", 300_000),
+        ("one namespace", "kept", 0),
+    ],
+)
+def test_d5_drop_on_a_full_disk(tmp_path: Path, what: str, spare: str, leave: int) -> None:
+    on_a_small_disk(tmp_path, 8 << 20, MODULE, "drop_when_full", what, spare, str(leave))
+
+
+def drop_many(point: str) -> None:
+    """All at once would take more pages than are free in the file; what the first ones free is enough for others."""
+    folder = Path(point) / "store"
+    filled(folder, 300)
+    os.truncate(folder / "data.mdb", last_page_bytes(folder))
+    fill(Path(point), 0)
+    assert drop(folder, {OTHER}, compact=False).records == 150
+    with open_read_only(folder) as store:
+        assert (verify(store).records, verify(store).findings) == (150, [])
+
+
+def test_d5_a_drop_with_few_pages_to_spare(tmp_path: Path) -> None:
+    on_a_small_disk(tmp_path, 34 << 20, MODULE, "drop_many")
+
+
+def use_after_reopen(point: str, spare: str) -> None:
     """A store closed with some room, which others then filled: it opens and serves, what cannot be done is said, and
-    it goes on when there is room again.
+    it goes on when there is room again. spare: see ``drop_when_full``.
     """
     folder = Path(point) / "store"
     filled(folder, 40)
+    if spare == "cut":
+        os.truncate(folder / "data.mdb", last_page_bytes(folder))
     ballast = fill(Path(point), 0)
     tier = open_tier(folder)
     chunks = [item(n, root=ROOT, parent=ROOT, random=True) for n in range(0, 40, 2)]
     assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks)
-    assert tier.delete(keys(chunks[:15])) == 0 and tier.undeleted == frozenset(keys(chunks[:15]))
-    assert tier.write([item(100)]) == [(Outcome.ERROR, 0)]
-    assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks)
-    check_gauges(tier)
-    ballast.unlink()
+    if spare == "cut":
+        assert tier.delete(keys(chunks[:15])) == 0 and tier.undeleted == frozenset(keys(chunks[:15]))
+        assert tier.write([item(100)]) == [(Outcome.ERROR, 0)]
+        assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks)
+        check_gauges(tier)
+        ballast.unlink()
     assert tier.delete(keys(chunks[:15])) == 15 and not tier.undeleted
     assert tier.write([item(100)])[0][0] is Outcome.OK
     assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in chunks[15:])
@@ -101,8 +138,40 @@ def use_after_reopen(point: str) -> None:
     tier.close()
 
 
-def test_d5_a_store_is_opened_on_a_full_disk(tmp_path: Path) -> None:
-    on_a_small_disk(tmp_path, 8 << 20, MODULE, "use_after_reopen")
+@pytest.mark.parametrize("spare", ["cut", "kept"])
+def test_d5_a_store_is_opened_on_a_full_disk(tmp_path: Path, spare: str) -> None:
+    on_a_small_disk(tmp_path, 8 << 20, MODULE, "use_after_reopen", spare)
+
+
+def goes_on_below_its_cap(point: str) -> None:
+    """What cannot be held any more gives way as in a full store, and the cap is the old one once there is room."""
+    tier = open_tier(Path(point) / "store")
+    whole = tier.capacity_bytes
+    held: list[bytes] = []
+    outcomes = []
+    for n in range(400):  # three times the disk
+        chunk = item(n, random=True)
+        gone: list[bytes] = []
+        while tier.stats().used_bytes - len(gone) * tier.footprint(CHUNK_BYTES) > tier.capacity_bytes - (128 << 10):
+            gone.append(held.pop(0))
+        ((outcome, _),) = tier.write([chunk], delete=gone)
+        assert not tier.undeleted
+        outcomes.append(outcome)
+        held += [chunk.row.key] if outcome is Outcome.OK else []
+    assert outcomes.count(Outcome.OK) >= 395, outcomes
+    assert tier.capacity_bytes < 8 << 20 < whole
+    assert all(tier.contains(held)) and item(399, random=True).row.key in held
+    check_gauges(tier)
+    subprocess.run(["mount", "-o", "remount,size=80m", point], check=True)
+    for n in range(1000, 1400):
+        assert tier.write([item(n, random=True)])[0][0] is Outcome.OK
+    assert tier.capacity_bytes == whole
+    check_gauges(tier)
+    tier.close()
+
+
+def test_d5_a_cap_larger_than_the_disk(tmp_path: Path) -> None:
+    on_a_small_disk(tmp_path, 8 << 20, MODULE, "goes_on_below_its_cap")
 
 
 def write_now_and_then(point: str) -> None:

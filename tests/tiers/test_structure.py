@@ -142,7 +142,7 @@ def test_d9_of_a_file_cut_short_the_sound_part_is_saved(
     tmp_path: Path, chunks: list[WriteItem], kept: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "data.mdb"
-    whole = path.read_bytes()
+    whole = path.read_bytes().rstrip(b"\0")  # without what is set aside for deletes
     left = whole[: int(len(whole) * kept)]
     path.write_bytes(left)
     with caplog.at_level(logging.WARNING):
