@@ -12,11 +12,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from radixkv.errors import RadixKVError
+from radixkv.protocols import Tier
+from tests.harness import resources
 from tests.harness.breaks import Breaker, Line, passive
 from tests.harness.driver import DISK, NS, Driver, make_layout, prompt
+from tests.harness.held import HeldTier
 from tests.harness.session import Session
+from tests.harness.threads import Crew
 from tests.tiers.memory import MemoryTier
 
 SMALL = make_layout(page=4, chunk=8, layers=1, kv_heads=1, head_dim=2)
@@ -160,3 +165,45 @@ def test_b3_an_exception_at_any_line(tmp_path: Path) -> None:
 def test_b3_an_exception_at_every_line(tmp_path: Path) -> None:
     ended = every(tmp_path, 1)
     assert ended["whole"] > 1000, ended
+
+
+def test_c_a_broken_cache_lets_everybody_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a read hears of it, threads and handles go, and what is on disk is found by the next cache."""
+    torch.zeros(1)
+    before = resources.snapshot()
+    held: list[HeldTier] = []
+
+    def around(tier: Tier) -> HeldTier:
+        held.append(HeldTier(tier))
+        return held[0]
+
+    d = Driver(tmp_path, disk_bytes=DISK, threads=True, around=around)
+    d.run_threaded(prompt(200))
+    d.only_disk()
+    held[0].reads.clear()
+    waiting = d.lease(prompt(201), fill=False)
+    assert held[0].entered.acquire(timeout=30)
+    crew = Crew([waiting.lease.wait])
+    session = d.lease(prompt(70, 2), commit=False)
+
+    def fails(pages: object) -> None:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(d.core.pool, "hand_over", fails)
+        with pytest.raises(MemoryError):
+            session.commit()
+    with pytest.raises(RadixKVError, match="broken"):
+        d.look(prompt(200))
+    with pytest.raises(RadixKVError, match="broken"):
+        crew.join()
+    held[0].reads.set()
+    d.cache.close(5.0)
+    d.sessions.clear()
+    del session, waiting
+    resources.assert_returned(before)
+    again = Driver(tmp_path, disk_bytes=DISK)
+    assert again.look(prompt(201)) == (0, 0, 200)
+    assert again.run(prompt(201)) == 200
+    again.idle()
+    again.close()
