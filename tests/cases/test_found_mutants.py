@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from radixkv.config import Shard
 from radixkv.plan import Outcome, ReadPlan, StorePlan, WritePlan
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, NS, prompt
+from tests.harness.driver import DISK, NS, make_layout, prompt
+from tests.tiers.memory import MemoryTier
 
 
 def test_e8_a_chunk_whose_parent_is_lost_while_it_is_written_is_not_kept(drive: Drive) -> None:
@@ -51,3 +54,45 @@ def test_a_prefetch_is_a_use(drive: Drive, asked: bool) -> None:
     stays, goes = (0, 2) if asked else (2, 0)
     assert (d.look(prompt(65, stays))[0], d.look(prompt(65, goes))[0]) == (64, 0)
     d.check()
+
+
+def test_d2_a_row_of_another_size_is_never_served(drive: Drive) -> None:
+    """A payload of the wrong size would be read past its end, or leave what was in the buffer before."""
+    tier = MemoryTier(DISK)
+    d = drive(own_tier=lambda: tier)
+    d.to_disk(prompt(64))
+    d.close()
+    rows = [msgspec.structs.replace(row, raw_bytes=row.raw_bytes // 2) for row in tier.scan()]
+    tier.scan = lambda: iter(rows)  # type: ignore[method-assign]
+    d._open()
+    assert d.look(prompt(65)) == (0, 0, 0)
+    d.check()
+
+
+def test_g8_clear_says_which_tails_a_lease_keeps(drive: Drive) -> None:
+    d = drive(host_chunks=0)
+    d.run(prompt(40))
+    session = d.lease([*prompt(40), 1], fill=False)
+    cleared = d.cache.clear(tier="device")
+    assert (cleared.device_pages, cleared.kept_device_pages) == (0, 3)
+    session.fill()
+    session.close()
+    assert d.cache.clear(tier="device").kept_device_pages == 0
+    d.check()
+
+
+def test_the_coldest_stray_goes_first(drive: Drive) -> None:
+    """What another rank stored gives way to what this one stores, in its order of use."""
+    tier = MemoryTier(3 * make_layout().chunk_bytes)
+    ranks = [Shard(tp_size=2, tp_rank=rank) for rank in range(2)]
+    d = drive(own_tier=lambda: tier, shard=ranks[0])
+    for kind in (1, 2):
+        d.to_disk(prompt(64, kind))
+    d.close()
+    d = drive(own_tier=lambda: tier, shard=ranks[1])
+    for kind in (3, 4):
+        d.to_disk(prompt(64, kind))
+    assert [d.look(prompt(65, kind))[2] for kind in (3, 4)] == [64, 64]
+    d.close()
+    d = drive(own_tier=lambda: tier, shard=ranks[0])
+    assert [d.look(prompt(65, kind))[2] for kind in (1, 2)] == [0, 64]
