@@ -96,3 +96,77 @@ def test_the_coldest_stray_goes_first(drive: Drive) -> None:
     d.close()
     d = drive(own_tier=lambda: tier, shard=ranks[0])
     assert [d.look(prompt(65, kind))[2] for kind in (1, 2)] == [0, 64]
+
+
+def test_i6_orphans_are_served_once_their_parent_is_back(drive: Drive) -> None:
+    """Rows whose parent is missing at open are strays; with the parent stored anew they are hits again."""
+    tier = MemoryTier(DISK)
+    d = drive(own_tier=lambda: tier)
+    d.to_disk(prompt(192))
+    (_, first), *_ = d.records(prompt(192))
+    d.close()
+    tier.delete([first])
+    d._open()
+    assert d.look(prompt(193)) == (0, 0, 0)
+    d.run(prompt(64))
+    d.only_disk()
+    assert d.look(prompt(193)) == (0, 0, 192)
+    assert d.run(prompt(193)) == 192
+    d.check()
+
+
+def test_g8_clear_says_that_a_copy_keeps_a_tail(drive: Drive) -> None:
+    d = drive()
+    d.run(prompt(40))
+    d.cache.tick()
+    assert len(d.copies(StorePlan)) == 1
+    cleared = d.cache.clear(tier="device")
+    assert (cleared.device_pages, cleared.kept_device_pages) == (0, 3)
+    d.drain()
+    assert d.cache.clear(tier="device").device_pages == 3
+    d.check()
+
+
+def test_c3_a_flush_to_a_disk_that_is_too_small_ends_by_itself(drive: Drive) -> None:
+    """It does not go on until its deadline, each write pushing out another chunk."""
+    tier = MemoryTier(2 * make_layout().chunk_bytes)
+    d = drive(own_tier=lambda: tier, threads=True)
+    for kind in range(5):
+        d.run_threaded(prompt(64, kind))
+    assert d.cache.flush(timeout_s=4.0) > 0
+    assert tier.batches < 60
+    d.check()
+
+
+class Unsynced(MemoryTier):
+    """Says that nothing is durable."""
+
+    def sync(self) -> bool:
+        return False
+
+
+def test_d_a_sync_that_says_no_makes_nothing_durable(drive: Drive) -> None:
+    d = drive(own_tier=lambda: Unsynced(DISK))
+    d.run(prompt(64))
+    d.drain()
+    d.cache.flush(1.0)
+    d.drain()
+    assert d.stats.disk_chunks == 1 and d.cache.flush(1.0) == 1
+
+
+def test_clear_by_age_keeps_what_stands_above_something_used(drive: Drive) -> None:
+    """A commit stamps what it adds: what it goes on from is as old as its own last use, and still needed."""
+    d = drive()
+    d.run(prompt(64))
+    d.drain()
+    session = d.lease(prompt(64), fill=False)
+    before = d.cache.now
+    d.mover.refuse.add(StorePlan)
+    session.fill()
+    session.decode(prompt(128)[64:])
+    session.close()
+    assert d.cache.clear(tier="host", unused_since=before).host_chunks == 0
+    assert d.look([*prompt(64), 5]) == (64, 64, 64)
+    assert d.cache.clear(tier="host", unused_since=d.cache.now).host_chunks == 1
+    d.mover.refuse.clear()
+    d.check()
