@@ -20,10 +20,13 @@ from radixkv.tiers.readers import (
     MAX_READERS,
     begin,
     cut_short,
+    lengthen,
+    lost_its_end,
     make_table,
     opening,
     remake_table,
     table,
+    table_bytes,
 )
 
 if TYPE_CHECKING:
@@ -85,10 +88,15 @@ class Gate:
                 self._inside -= 1
                 self._changed.notify_all()
 
-    def shut(self) -> None:
-        """Let nobody in any more, and wait until nobody is inside."""
+    def shut(self, first: Callable[[], object] = bool) -> None:
+        """Let nobody in any more, call ``first``, and wait until nobody is inside. Open again where it raises."""
         with self._changed:
             self._open = False
+            try:
+                first()
+            except BaseException:
+                self._open = True
+                raise
             self._changed.wait_for(lambda: not self._inside)
 
     def reopen(self) -> None:
@@ -116,6 +124,7 @@ class Store:
         self._sync = sync
         self._gate = Gate()
         self._closed = False
+        self._changing = threading.RLock()
         self._connect()
         self._place = self._extent.identity
 
@@ -127,7 +136,7 @@ class Store:
     def _connect(self) -> None:
         self._env = environment(self.folder, self._map_bytes, sync=self._sync)
         try:
-            self._table = table(self.folder)
+            self._table, self._table_bytes = table(self.folder), table_bytes(self.folder)
             self._env.reader_check()
             self.meta, self.names, self.index, self.payload = databases(self._env, self.folder)
             self._extent = Extent(self.folder, self._env, writable=True)
@@ -136,9 +145,23 @@ class Store:
             raise
 
     @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Be inside, with a whole table of readers. Raises Unavailable, lmdb.Error, OSError."""
+        if not self._gate.forked and not self._closed and self._table_cut:
+            with self._changing:
+                if self._table_cut:
+                    self.reconnect()
+        with self._gate.entered():
+            yield
+
+    @property
+    def _table_cut(self) -> bool:
+        return lost_its_end(self.folder, self._table, self._table_bytes)
+
+    @contextmanager
     def reading(self) -> Iterator[Transaction[memoryview]]:
         """A read transaction; its views are valid inside it only. Raises Unavailable."""
-        with self._gate.entered():
+        with self._entered():
             self._extent.check(self._env)
             with begin(self._env) as txn:
                 yield txn
@@ -148,7 +171,7 @@ class Store:
         ones, and on a full file system without any nothing could be deleted. held_bytes: what is in use of the file.
         Afterwards ``confined_bytes`` says how large the file can be if it could not grow by as much, else 0.
         """
-        with self._gate.entered():
+        with self._entered():
             wanted = nbytes + self._spare_bytes
             if self._extent.allocate(self._env, wanted, self._map_bytes):
                 self.confined_bytes = 0
@@ -173,7 +196,7 @@ class Store:
         """
         if not self._gate.forked and table(self.folder) != self._table:
             self.reconnect()  # removed under us: readers since then are in another one, and what they read is not to go
-        with self._gate.entered():
+        with self._entered():
             self._extent.check(self._env)
             self._check_place()
             txn = self._env.begin(write=True, buffers=True)
@@ -187,7 +210,7 @@ class Store:
 
     def forget_the_dead(self) -> None:
         """Clear slots of readers whose process has died: they hold every page that was freed since."""
-        with self._gate.entered():
+        with self._entered():
             self._env.reader_check()
 
     def settle(self) -> None:
@@ -199,7 +222,7 @@ class Store:
 
     def flush(self) -> None:
         """Make everything committed durable, where transactions are not."""
-        with self._gate.entered():
+        with self._entered():
             self._check_place()
             self._env.sync(True)
 
@@ -213,25 +236,31 @@ class Store:
 
         Raises Unavailable once closed, lmdb.Error and OSError where it does not open: then it can be tried again.
         """
-        if self._closed or self.forked:
-            raise Unavailable("the disk store is closed")
-        self._check_place()  # the lock is for the folder that was opened
-        make_table(self.folder)  # where there is no room for one, what is open can be read all the same
-        self._gate.shut()
-        self._env.close()
-        self._extent.close()
-        try:
-            self._connect()
-        except RadixKVError as error:
-            raise Unavailable(str(error)) from error
-        self._gate.reopen()
+        with self._changing:
+            if self._closed or self.forked:
+                raise Unavailable("the disk store is closed")
+            self._check_place()  # the lock is for the folder that was opened
+            make_table(self.folder)  # where there is no room for one, what is open can be read all the same
+            if cut := self._table_cut:
+                self._gate.shut(lambda: lengthen(self.folder, self._table_bytes))
+            else:
+                self._gate.shut()
+            self._env.close()
+            self._extent.close()
+            if cut:
+                remake_table(self.folder)
+            try:
+                self._connect()
+            except RadixKVError as error:
+                raise Unavailable(str(error)) from error
+            self._gate.reopen()
 
     def close(self) -> None:
         """Sync, once nobody is inside, and close. Idempotent; in a forked child nothing is touched."""
         if self._closed or self.forked:
             return
         self._closed = True
-        self._gate.shut()
+        self._gate.shut(lambda: lengthen(self.folder, self._table_bytes) if self._table_cut else None)
         try:
             self._env.sync(True)
         except lmdb.Error as error:

@@ -86,6 +86,25 @@ def table(folder: Path) -> Place | None:
     return found.st_dev, found.st_ino
 
 
+def table_bytes(folder: Path) -> int:
+    """Bytes of the table in ``folder``; 0 where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / READERS_FILE).stat().st_size
+    return 0
+
+
+def lost_its_end(folder: Path, place: Place | None, nbytes: int) -> bool:
+    """Whether the table, in use with ``nbytes`` bytes, was cut: LMDB has it mapped, and dies of SIGBUS past its end."""
+    return table(folder) == place is not None and table_bytes(folder) < nbytes
+
+
+def lengthen(folder: Path, nbytes: int) -> None:
+    """Give a table its length back, as nothing but zeros: good for no transaction, but for the end of those that run,
+    and to close it. By path, for whoever closes a descriptor of it drops LMDB's locks on it. Raises OSError.
+    """
+    os.truncate(folder / READERS_FILE, nbytes)
+
+
 def clear_unfinished(folder: Path) -> None:
     """Remove what processes left that died in ``make_table``. Raises OSError."""
     for made in folder.glob(f"{READERS_FILE}.new-*"):

@@ -22,13 +22,16 @@ from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import DATA_FILE, damage, map_bytes
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import PAYLOAD, Gate, Unavailable, databases, environment
-from radixkv.tiers.readers import Lagging, begin, lagging, table
+from radixkv.tiers.readers import Lagging, begin, lagging, lost_its_end, table, table_bytes
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
-    from lmdb import Transaction
+    from lmdb import Environment, Transaction
 
     from radixkv.tiers.direct import Bytes
+
+_kept: list[Environment] = []
+"""Environments that nobody can close without dying of it."""
 
 Names = tuple[tuple[str, str], ...]
 
@@ -94,7 +97,7 @@ class ReadOnlyStore:
             raise StoreFormat(f"disk store {self.folder} cannot be read: {found}")
         self._env = environment(self.folder, map_bytes(self.folder), sync=False, readonly=True)
         try:
-            self._table = table(self.folder)
+            self._table, self._table_bytes = table(self.folder), table_bytes(self.folder)
             self._extent = Extent(self.folder, self._env)
             self.meta, self.names, self.index, self.payload = databases(self._env, self.folder, make=False)
         except BaseException:
@@ -138,6 +141,8 @@ class ReadOnlyStore:
             raise Unavailable(f"disk store {self.folder}: {error}") from error
 
     def _current(self) -> bool:
+        if lost_its_end(self.folder, self._table, self._table_bytes):
+            raise Unavailable(f"the table of readers of {self.folder} was cut; its writer makes a new one")
         found = (self.folder / DATA_FILE).stat()
         same = (found.st_dev, found.st_ino) == self._extent.identity and table(self.folder) == self._table
         return same and map_bytes(self.folder) <= self._env.info()["map_size"]
@@ -148,7 +153,10 @@ class ReadOnlyStore:
             return
         self._closed = True
         self._gate.shut()
-        self._env.close()
+        if lost_its_end(self.folder, self._table, self._table_bytes):
+            _kept.append(self._env)  # to close it would touch what is gone
+        else:
+            self._env.close()
         self._extent.close()
 
     def __enter__(self) -> ReadOnlyStore:
