@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from radixkv.config import Shard
-from radixkv.plan import Outcome, ReadPlan, StorePlan, WritePlan
+from radixkv.estimate import Estimates, Step, decide
+from radixkv.plan import NamePlan, Outcome, ReadPlan, StorePlan, WritePlan
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, make_layout, prompt
 from tests.tiers.memory import MemoryTier
@@ -171,3 +172,27 @@ def test_clear_by_age_keeps_what_stands_above_something_used(drive: Drive) -> No
     assert d.cache.clear(tier="host", unused_since=d.cache.now).host_chunks == 1
     d.mover.refuse.clear()
     d.check()
+
+
+def test_a_namespace_whose_name_was_not_written_is_named_again(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    named = []
+    for kind, outcome in enumerate((Outcome.ERROR, None, None)):
+        d.run(prompt(64, kind))
+        d.drain()
+        d.cache.demote(NS, prompt(64, kind), "disk")
+        names = d.copies(NamePlan)
+        named.append(len(names))
+        for name in names:
+            d.finish(name, outcome)
+        d.drain()
+    assert named == [1, 1, 0]
+    d.check()
+
+
+@pytest.mark.parametrize(("seconds", "parts"), [(0.99, 0), (0.9, 1)])
+def test_a_load_that_saves_next_to_nothing_is_not_worth_its_risk(seconds: float, parts: int) -> None:
+    """Computing all 200 tokens takes 2 s; loading the first 100 and computing the rest 0.5% less, or 5%."""
+    known = Estimates(100.0)
+    known.host.add(1000, seconds)
+    assert decide(known, 0, 200, [Step(100, 1000, from_disk=False)]).parts == parts
