@@ -196,3 +196,21 @@ def test_a_load_that_saves_next_to_nothing_is_not_worth_its_risk(seconds: float,
     known = Estimates(100.0)
     known.host.add(1000, seconds)
     assert decide(known, 0, 200, [Step(100, 1000, from_disk=False)]).parts == parts
+
+
+def test_d13_a_read_that_works_forgives_those_that_failed(drive: Drive) -> None:
+    """Three failures in a row lose a chunk; one now and then, with good reads in between, does not."""
+    d = drive(disk_bytes=DISK, host_chunks=1)
+    d.to_disk(prompt(128))
+    for _ in range(4):
+        for outcome in (Outcome.ERROR, None):
+            d.evict_all()
+            d.cache.clear(tier="host")
+            session = d.lease(prompt(129), fill=False)
+            (staged,) = [read for read in d.copies(ReadPlan) if read.staging]
+            d.finish(staged, outcome)
+            assert session.wait().lease.cached_tokens == (64 if outcome else 128)
+            session.close()
+            d.drain()
+    assert d.stats.load_failures == 4 and d.stats.lost == 0
+    assert d.look(prompt(128))[2] == 128
