@@ -214,3 +214,35 @@ def test_d13_a_read_that_works_forgives_those_that_failed(drive: Drive) -> None:
             d.drain()
     assert d.stats.load_failures == 4 and d.stats.lost == 0
     assert d.look(prompt(128))[2] == 128
+
+
+def test_close_keep_takes_the_end_that_a_fork_stored(drive: Drive) -> None:
+    d = drive()
+    session = d.lease(prompt(10))
+    session.decode(prompt(40)[10:])
+    session.fork().close()
+    d.drain()
+    d.evict_all()
+    assert d.look([*prompt(40), 5])[1] == 40
+    session.close(keep=20)
+    d.drain()
+    assert d.look([*prompt(40), 5]) == (20, 20, 20)
+    d.check()
+
+
+def test_a_chunk_that_the_disk_refused_is_not_offered_again_before_its_next_use(drive: Drive) -> None:
+    tier = MemoryTier(DISK)
+    d = drive(own_tier=lambda: tier)
+    d.run(prompt(64))
+    d.drain()
+    tier.refuse_writes = True
+    started = []
+    for again in range(4):
+        if again == 3:
+            tier.refuse_writes = False
+            d.run([*prompt(64), 1])
+        started.append(d.cache.demote(NS, prompt(64), "disk"))
+        d.drain()
+    assert started == [1, 0, 0, 1]
+    assert d.look(prompt(64))[2] == 64
+    d.check()
