@@ -26,7 +26,8 @@ def _one(name: str, file: str, old: str, new: str) -> Mutation:
     return Mutation(name, f"radixkv/{file}", ((old, new),))
 
 
-PIN = "        if isinstance(plan, COPIES){}:\n            self.arena(plan.staging).{}pin"
+PIN = "if isinstance(plan, COPIES){}:\n{}    self.arena(plan.staging).{}pin"
+HELD, LET_GO = 12 * " ", 8 * " "  # how deep the two stand
 ENTER = "        residency.enter(record, HOST)\n"
 NO_LOADS, NO_STAGING = " and not isinstance(plan, LoadPlan)", " and not plan.staging"
 
@@ -81,8 +82,8 @@ MUTATIONS = (
         "a host slot is not pinned while it is loaded from",
         "radixkv/core.py",
         (
-            (PIN.format("", ""), PIN.format(NO_LOADS, "")),
-            (PIN.format("", "un"), PIN.format(NO_LOADS, "un")),
+            (PIN.format("", HELD, ""), PIN.format(NO_LOADS, HELD, "")),
+            (PIN.format("", LET_GO, "un"), PIN.format(NO_LOADS, LET_GO, "un")),
         ),
     ),
     _one(
@@ -102,10 +103,10 @@ MUTATIONS = (
         "radixkv/writes.py",
         (
             ("        residency.claim_parent(record, tier)\n        record", "        record"),
-            ("        else:\n            residency.claim_parent(record, tier, -1)\n", ""),
+            ("            else:\n                residency.claim_parent(record, tier, -1)\n", ""),
             (
-                "            residency.enter(record, tier)\n",
-                "            residency.claim_parent(record, tier)\n            residency.enter(record, tier)\n",
+                "                residency.enter(record, tier)\n",
+                "                residency.claim_parent(record, tier)\n                residency.enter(record, tier)\n",
             ),
         ),
     ),
@@ -138,8 +139,8 @@ MUTATIONS = (
         "a staging buffer is free under its copies",
         "radixkv/core.py",
         (
-            (PIN.format("", ""), PIN.format(NO_STAGING, "")),
-            (PIN.format("", "un"), PIN.format(NO_STAGING, "un")),
+            (PIN.format("", HELD, ""), PIN.format(NO_STAGING, HELD, "")),
+            (PIN.format("", LET_GO, "un"), PIN.format(NO_STAGING, LET_GO, "un")),
         ),
     ),
     _one("a host slot is free under its copies", "slots.py", "        if slot in self.pins:\n", "        if False:\n"),
