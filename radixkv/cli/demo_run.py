@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from radixkv.cli import conversations
 from radixkv.cli.conversations import Thread
+from radixkv.cli.demo_folder import make_folder
 from radixkv.cli.demo_options import Settings, prepare_store
 from radixkv.cli.demo_report import Counters, TurnRecord, console, progress, summary_table, turns_table
 from radixkv.cli.demo_session import Session
@@ -50,7 +50,7 @@ def run(settings: Settings) -> None:
     began, out = time.monotonic(), console()
     chosen = settings.conversations
     threads = conversations.shipped() if chosen is None else conversations.load(Path(chosen))
-    folder = Path(tempfile.mkdtemp(prefix="radixkv-demo-"))
+    folder = make_folder()
     try:
         store = _store(settings, folder)
         with Session.open(settings, threads, store, out) as session:
