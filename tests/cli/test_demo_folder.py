@@ -38,7 +38,7 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path, monkeypatch: p
         path.mkdir()
     with start() as killed, start() as running:
         assert killed.stdout is not None and running.stdout is not None
-        left, kept = (Path(process.stdout.readline().strip()) for process in (killed, running))
+        left, kept = (Path(output.readline().strip()) for output in (killed.stdout, running.stdout))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert left.is_dir() and kept.is_dir()
