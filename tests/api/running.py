@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +121,14 @@ def resident_bytes(process: int) -> int:
     """Memory that a process has."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def wait_for(reached: Callable[[], object], patience_s: float = 20.0) -> None:
+    """Until ``reached()``. Raises AssertionError where it is not within ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def health_seconds(url: str, count: int) -> list[float]:

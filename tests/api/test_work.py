@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from radixkv.api import work
-from tests.api.running import Running, health_seconds, over
+from tests.api.running import Running, health_seconds, over, wait_for
 from tests.cases.conftest import Drive
 from tests.harness.threads import Crew
 
@@ -76,11 +76,3 @@ def test_a_lookup_whose_client_leaves_ends_early(drive: Drive, monkeypatch: pyte
 def leave_early(running: Running) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{running.url}/v1/lookup", json={"prompts": BODY["prompts"] * 200}, timeout=0.5)
-
-
-def wait_for(reached: object, patience_s: float = 20.0) -> None:
-    assert callable(reached)
-    deadline = time.monotonic() + patience_s
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
