@@ -51,6 +51,10 @@ def test_every_record_is_in_one_batch_and_none_is_too_large() -> None:
         assert not batches.touches and not batches.names, "they are for the last batch"
         taken = [each.position for each in batches.puts]
         cost = sum(each.row.cost for each in batches.taken)
+        left = set(range(len(sizes))).difference(*seen)
+        assert most <= sum(put(0, sizes[number]).row.cost + 4096 for number in left), (
+            "room for what is done is not asked"
+        )
         assert taken == [each.position for each in batches.taken] and cost <= most
         assert cost <= SPACE.batch_bytes or len(taken) == 1
         assert deletes == (() if seen else DELETES)

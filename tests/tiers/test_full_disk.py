@@ -174,6 +174,27 @@ def test_d5_a_cap_larger_than_the_disk(tmp_path: Path) -> None:
     on_a_small_disk(tmp_path, 8 << 20, MODULE, "goes_on_below_its_cap")
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_d5_records_are_asked_room_for_as_they_are_once_they_are_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """Where there is none for the most they may take; what does not fit then is in error, and the tier goes on."""
+    tier, asked = open_tier(tmp_path), list[int]()
+
+    def room_for(store: object, nbytes: int, held_bytes: int) -> bool:
+        asked.append(nbytes)
+        return fits and len(asked) == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tier._store), "room_for", room_for)
+        written = [outcome for outcome, _ in tier.write([item(1), item(2)])]
+    assert written == [Outcome.OK if fits else Outcome.ERROR] * 2
+    assert asked[1] < asked[0]
+    assert [outcome for outcome, _ in tier.write([item(3)])] == [Outcome.OK]
+    check_gauges(tier)
+    tier.close()
+
+
 def write_now_and_then(point: str) -> None:
     """Writes that fail and such that succeed take turns: one warning, every failure counted."""
     handler = MemoryHandler(1000)
