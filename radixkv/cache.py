@@ -355,14 +355,10 @@ class Cache:
     @contextmanager
     def _turn(self) -> Iterator[Plane]:
         """Under the lock of an open cache, what has ended being applied."""
-        with self._plane.lock:
+        with self._plane.turn():
             self._check_open()
-            try:
-                self._plane.drain()
-                yield self._plane
-            except BaseException as error:
-                self._plane.doubt(error)
-                raise
+            self._plane.drain()
+            yield self._plane
 
     def _check_open(self) -> None:
         if self._plane.closed:
