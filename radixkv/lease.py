@@ -226,7 +226,11 @@ class Lease(Holding):
             if fence is not None and fence.done():  # asked before anything changes: it may be no fence at all
                 fence = None
             if plane.core.news:
-                plane.drain()
+                try:
+                    plane.drain()
+                except BaseException as error:
+                    plane.doubt(error)
+                    raise
                 if self.failed:
                     self._check_open()
             first, told = self.committed, self._tokens
@@ -316,9 +320,9 @@ class Lease(Holding):
             if not self.closed:
                 if fence is not None and fence.done():
                     fence = None
-                if plane.core.news:
-                    plane.drain()
                 try:
+                    if plane.core.news:
+                        plane.drain()
                     self.finish(keep, fence)
                 except BaseException as error:
                     plane.doubt(error)

@@ -153,7 +153,9 @@ class Plane:
         return out
 
     def drain(self) -> None:
-        """Apply finished work: fences that have passed, copies that have landed, reads that now find a buffer."""
+        """Apply finished work: fences that have passed, copies that have landed, reads that now find a buffer. Whoever
+        calls it hands what it raises to ``doubt``, once.
+        """
         core = self.core
         core.news = False  # before all: a finaliser may say so at any time
         try:
@@ -167,9 +169,8 @@ class Plane:
                 self.loads.start_waiting()
             for job in list(self.jobs):
                 job.advance()
-        except BaseException as error:
+        except BaseException:
             core.news = True
-            self.doubt(error)
             raise
         finally:
             if self.dropped or core.fences or core.flights or self.jobs:

@@ -213,3 +213,40 @@ def test_a_plan_that_cannot_be_handed_over_is_refused(drive: Drive, monkeypatch:
     d.drain()
     d.check()
     assert d.look(prompt(130)) == (129, 129, 129)
+
+
+@pytest.mark.parametrize("verb", ["acquire", "append", "commit", "poll", "close", "evict", "tick", "demote"])
+def test_b3_an_exception_is_looked_into_once(drive: Drive, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Where it strikes while finished work is applied, the verb on whose way that is looks as well: the audit of a
+    large cache takes seconds.
+    """
+    d = drive()
+    d.run(prompt(64))
+    session = d.lease(prompt(40, 2), commit=False)
+    d.cache.tick()
+    assert d.in_flight
+    lease, plane, audits = session.lease, d.cache._plane, []
+    audit = plane.audit
+
+    def counted() -> None:
+        audits.append(verb)
+        audit()
+
+    acts: dict[str, Callable[[], object]] = {
+        "acquire": lambda: d.cache.acquire(NS, prompt(30)),
+        "append": lambda: lease.append(60),
+        "commit": lambda: lease.commit(prompt(40, 2)),
+        "poll": lease.poll,
+        "close": lease.close,
+        "evict": lambda: d.cache.evict(1),
+        "tick": d.cache.tick,
+        "demote": lambda: d.cache.demote(NS, prompt(30)),
+    }
+    with monkeypatch.context() as broken:
+        broken.setattr(plane, "audit", counted)
+        broken.setattr(plane.loads, "start_waiting", Breaks(plane.loads.start_waiting, 1))
+        with pytest.raises(MemoryError):
+            acts[verb]()
+    assert audits == [verb] and not plane.broken
+    session.commit()
+    d.check()
