@@ -141,8 +141,8 @@ def demote(plane: Plane, root: Root, tokens: Tokens, *, to_disk: bool) -> int:
             if depth <= found.pages and (tail is None or depth == found.pages):
                 plane.stores.add(node, depth, tail)
     plane.stores.offer(len(plane.stores.jobs))
-    for record in [record for node in found.path for record in node.chunks() if record.end <= found.pages]:
-        if to_disk:
-            plane.writes.write(record)
+    to_disk = to_disk and core.disk is not None
+    for record in [record for node in found.path for record in node.chunks() if to_disk and record.end <= found.pages]:
+        plane.writes.write(record)
     started = [flight.plan for flight in core.flights.values() if flight.plan.id > before]
     return sum(isinstance(plan, (StorePlan, WritePlan)) for plan in started)

@@ -171,3 +171,16 @@ def test_c10_tiers_of_no_size(drive: Drive) -> None:
     with pytest.raises(OutOfPages):
         none.lease(prompt(1))
     none.check()
+
+
+@pytest.mark.parametrize("host_chunks", [0, 8])
+def test_c10_a_demotion_to_a_disk_that_is_not_there(drive: Drive, host_chunks: int) -> None:
+    """It goes as far as the host. It ended in an AssertionError once the host had a chunk."""
+    d = drive(host_chunks=host_chunks)
+    d.run(prompt(64))
+    d.cache.demote(NS, prompt(64), "disk")
+    d.drain()
+    assert d.cache.demote(NS, prompt(64), "disk") == 0
+    d.evict_all()
+    assert d.look(prompt(65)) == (0, *[64 if host_chunks else 0] * 2)
+    d.check()
