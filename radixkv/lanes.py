@@ -28,11 +28,21 @@ UNBOUNDED = 1 << 30
 """Room of a kind of plan that has no bound."""
 GRACE_S = 0.8
 """How long ``close`` waits, past its deadline, for what already runs."""
+START_S = 0.2
+"""How long a thread may take to say that it runs."""
 
 
 def take_one(queue: deque[Plan]) -> list[Plan]:
     """The oldest plan."""
     return [queue.popleft()]
+
+
+def _runs(thread: threading.Thread) -> bool:
+    """Whether a thread whose start was interrupted runs all the same: it says so at once, if at all."""
+    deadline = time.monotonic() + START_S
+    while not thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return thread.is_alive()
 
 
 class Lane:
@@ -152,13 +162,17 @@ class Lanes:
         name = f"radixkv-{lane.name}" + (f"-{len(lane.workers)}" if lane.threads > 1 else "")
         try:
             thread = threading.Thread(target=self._loop, args=(lane,), name=name, daemon=True)
-            thread.start()
+            lane.workers.append(thread)  # first: Ctrl-C may strike while ``start`` waits for a thread that runs
+            try:
+                thread.start()
+            except BaseException as error:
+                if isinstance(error, Exception) or not _runs(thread):
+                    lane.workers.remove(thread)
+                raise
         except (RuntimeError, MemoryError):  # the system has no more threads, or the interpreter is going down
             logger.exception("the %s lane cannot start a thread", lane.name)
             if not lane.workers:
                 self._drop(lane, Outcome.ERROR)
-        else:
-            lane.workers.append(thread)
 
     def _loop(self, lane: Lane) -> None:
         """The life of one lane thread."""

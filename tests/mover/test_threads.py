@@ -292,6 +292,37 @@ def test_plans_end_as_errors_where_no_thread_can_start(
     assert mover.close(5.0)
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_e11_ctrl_c_while_a_thread_starts_loses_no_thread(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    """One that runs is known: the tiers are not closed under it. One that does not is started by the next plan."""
+    gate = Gate("read")
+    rig, mover = threaded(gate)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if runs:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mover.submit(ReadPlan(1, key(1), 16, 0, False))
+    if runs:
+        assert gate.entered.acquire(timeout=60)
+        assert not mover.close(0.0) and not mover.stopped, "it reads"
+        gate.open.set()
+        lane_ends = time.monotonic() + 60
+        while not mover.stopped and time.monotonic() < lane_ends:
+            time.sleep(0.001)
+        assert mover.stopped
+        return
+    gate.open.set()
+    assert mover.submit(ReadPlan(2, key(1), 16, 0, False))
+    assert {done.outcome for done in rig.ends(2).values()} == {Outcome.MISSING}
+    assert mover.close(5.0)
+
+
 def test_a_plan_of_no_known_kind_is_a_type_error() -> None:
     _, mover = threaded()
     with pytest.raises(TypeError, match="Done is not a kind of plan"):
