@@ -12,9 +12,12 @@ from radixkv.gpu import limits
 LIMIT = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """Largest magnitude a quantised element holds."""
 
-WRITE_ELEMENTS, WRITE_WARPS = 2048, 4
-"""Elements of K, and as many of V, that one program writes: one 16-byte access of each per thread and row pair. A write
-is all latency, so many small programs beat few large ones."""
+WRITE_ELEMENTS, WRITE_WARPS = 1024, 4
+"""Elements of K, and as many of V, that one program writes: of two bytes, one 16-byte access of each for a thread. So
+few that 2,048 tokens fill the multiprocessors: programs of the next launch begin, and ask for their K, as those end."""
+
+ASKS = 4
+"""The most pieces of K that a program asks for ahead of the wait for the launch before it."""
 
 COPY_WORDS = 4096
 """int32 words one program copies: 16 KiB, four 16-byte accesses in flight for each of 256 threads."""
@@ -65,13 +68,27 @@ def write(
         return
     rows, padded = count * kv_heads, limits.pad(head_dim, 16)
     block = max(1, WRITE_ELEMENTS // padded)
+    early = limits.early_launch(k_pages.device)
     write_kernel[(-(-rows // block),)](
         slots, k, v, k_pages, v_pages, k_rows, v_rows, k_scale, v_scale, rows,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
         HEADS=kv_heads, DIM=head_dim, PAD=padded, PAGE=page_tokens, BLOCK=block,
         LIMIT=LIMIT.get(k_pages.dtype, 0.0), WHOLE=k_pages.dtype == torch.int8, QUANT=kind, num_warps=WRITE_WARPS,
-        **limits.launch_options(limits.early_launch(k_pages.device)),
+        AHEAD=asked_ahead(k, block) if early else 0, **limits.launch_options(early),
     )  # fmt: skip
+
+
+def asked_ahead(k: Tensor, block: int) -> int:
+    """The pieces of ``block`` rows of K [tokens, kv_heads, head_dim] that lie side by side, each long and placed as the
+    copy engine takes it; 0: there are none such, or more than are worth asking for.
+    """
+    _, heads, dim = k.shape
+    token, head, _ = k.stride()
+    if head != dim or k.data_ptr() % 16 or token * k.element_size() % 16 or dim * k.element_size() % 16:
+        return 0
+    if token == heads * dim or heads % block == 0:
+        return 1
+    return block // heads if block % heads == 0 and block // heads <= ASKS else 0
 
 
 def copy_pages(kv: Tensor, source: Tensor, destination: Tensor, *, scales: Tensor | None = None) -> None:

@@ -50,8 +50,7 @@ def feed(
                 box = k_boxes.index((stage * HALVES + h) * PAGES + j)
                 tma.async_copy_global_to_shared(k_desc, [rows[j], head_column + 64 * h], k_ready.index(stage), box)
         mbarrier.wait(v_free.index(stage), phase ^ 1)
-        # slots of the last page past the length may hold anything, NaN too, and 0 * NaN is not 0: they are cleared
-        # before the tile is handed over
+        # slots of the last page past the length are cleared before the tile is handed over
         cut = ((first + PAGES) * PAGE > length) & (length % PAGE != 0)
         ready = v_ready.index(gl.where(cut, STAGES, stage))
         mbarrier.expect(ready, SIDE_BYTES)
@@ -61,18 +60,27 @@ def feed(
                 tma.async_copy_global_to_shared(v_desc, [rows[j], head_column + 64 * h], ready, box)
         if cut:
             mbarrier.wait(ready, 0)
-            clear(v_atoms, stage * (HALVES * BLOCK // 8), length - first * PAGE, PAGE, BLOCK, HALVES)
+            clear(v_atoms, stage * (HALVES * BLOCK // 8), length - first * PAGE, PAGE, BLOCK, HALVES, 1)
             fence_async_shared()
             mbarrier.arrive(v_ready.index(stage), count=1)
 
 
+@gluon.constexpr_function
+def eight_rows(warps):
+    """A layout of [8, 64] over one, two or four warps, in accesses of up to 16 bytes."""
+    side = min(8, 16 // warps)
+    return gl.BlockedLayout([1, side], [side // 2, 64 // side], [warps, 1], [1, 0])
+
+
 @gluon.jit
-def clear(v_atoms, base, live, PAGE: gl.constexpr, BLOCK: gl.constexpr, HALVES: gl.constexpr):
-    """Zero the rows of a tile from ``live`` to the end of their page, eight rows at a time."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+def clear(v_atoms, base, live, BOX: gl.constexpr, BLOCK: gl.constexpr, HALVES: gl.constexpr, WARPS: gl.constexpr):
+    """Zero the rows of a tile from ``live`` to the end of their box, eight rows at a time: slots past the length may
+    hold anything, NaN too, and 0 * NaN is not 0.
+    """
+    layout: gl.constexpr = eight_rows(WARPS)
     row = gl.arange(0, 8, gl.SliceLayout(1, layout))
     for h in gl.static_range(HALVES):
-        for atom in range(live // 8, (live + PAGE - 1) // PAGE * (PAGE // 8)):
+        for atom in range(live // 8, (live + BOX - 1) // BOX * (BOX // 8)):
             view = v_atoms.index(base + h * (BLOCK // 8) + atom)
             x = view.load(layout)
             view.store(gl.where((atom * 8 + row < live)[:, None], x, 0.0))

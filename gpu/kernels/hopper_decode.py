@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from radixkv.gpu.kernels.hopper import clear
 from radixkv.gpu.kernels.hopper_merge import merge_parts, share_of, with_sink
 from radixkv.gpu.kernels.tiles import LOG2E
 
@@ -87,20 +88,6 @@ def feed(
             for h in gl.static_range(HALVES):
                 box = boxes.index((stage * HALVES + h) * BOXES + j)
                 tma.async_copy_global_to_shared(desc, [rows[j], head_column + 64 * h], ready.index(stage), box)
-
-
-@gluon.jit
-def clear(v_atoms, base, live, BLOCK: gl.constexpr, BOX: gl.constexpr, HALVES: gl.constexpr):
-    """Zero the rows of a tile from ``live`` to the end of their box, eight rows at a time: slots past the length may
-    hold anything, NaN too, and 0 * NaN is not 0.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
-    row = gl.arange(0, 8, gl.SliceLayout(1, layout))
-    for h in gl.static_range(HALVES):
-        for atom in range(live // 8, (live + BOX - 1) // BOX * (BOX // 8)):
-            view = v_atoms.index(base + h * (BLOCK // 8) + atom)
-            x = view.load(layout)
-            view.store(gl.where((atom * 8 + row < live)[:, None], x, 0.0))
 
 
 @gluon.constexpr_function
@@ -189,7 +176,7 @@ def compute(
         mbarrier.arrive(k_free.index(stage), count=1)
         mbarrier.wait(v_ready.index(stage), phase)
         if end - at < BLOCK:
-            clear(v_atoms, stage * (HALVES * BLOCK // 8), end - at, BLOCK, BOX, HALVES)
+            clear(v_atoms, stage * (HALVES * BLOCK // 8), end - at, BOX, BLOCK, HALVES, 4)
             fence_async_shared()
             gl.thread_barrier()
         v_turned, p_turned = v_tiles.index(stage).permute([1, 0]), p_tile.permute([1, 0])

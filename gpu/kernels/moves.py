@@ -23,12 +23,20 @@ def quantised(x, scale, LIMIT: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def ask_for(at, BYTES: tl.constexpr):
+    """Bring BYTES bytes into the L2: one instruction of one thread. Later reads see what is written until then."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;"
+        "@p cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0; }",
+        "=r,l,r", [at.to(tl.int64), BYTES], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def write_side(
-    source, pages, scales, fixed_scale, there, wanted, source_at, page_at, scale_at,
+    x, pages, scales, fixed_scale, there, wanted, page_at, scale_at,
     LIMIT: tl.constexpr, WHOLE: tl.constexpr, QUANT: tl.constexpr,
 ):  # fmt: skip
-    # read before the slots are known: one latency instead of two
-    x = tl.load(source + source_at, mask=there, other=0)
     if QUANT == 1:
         x = quantised(x.to(tl.float32), fixed_scale, LIMIT, WHOLE)
     if QUANT == 2:
@@ -46,26 +54,38 @@ def write_kernel(
     slots, k, v, k_pages, v_pages, k_scales, v_scales, k_scale, v_scale, rows,
     k_token, k_head, v_token, v_head, page_stride, token_stride, head_stride, s_page, s_token, s_head,
     HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    LIMIT: tl.constexpr, WHOLE: tl.constexpr, QUANT: tl.constexpr, EARLY: tl.constexpr,
+    LIMIT: tl.constexpr, WHOLE: tl.constexpr, QUANT: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK rows of head_dim elements, a row being one head of one token."""
+    """BLOCK rows of head_dim elements, a row being one head of one token. AHEAD: the pieces, each of rows side by side,
+    that a program's K consists of; 0: it is not asked for ahead.
+    """
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    if EARLY and AHEAD > 0:  # noqa: SIM102 - the first is decided when compiled
+        # K alone: with V too, what the launch ahead still writes comes late
+        if first + BLOCK <= rows:
+            piece = k + (first // HEADS) * k_token + (first % HEADS) * k_head
+            for i in tl.static_range(AHEAD):
+                ask_for(piece + i * k_token, BLOCK // AHEAD * DIM * k.dtype.element_ty.primitive_bitwidth // 8)
+    row = first + tl.arange(0, BLOCK)
+    token, head = row // HEADS, row % HEADS
+    d = tl.arange(0, PAD)
+    there = (row < rows)[:, None] & (d < DIM)[None, :]
+    k_at = (token * k_token + head * k_head)[:, None] + d[None, :]
+    v_at = (token * v_token + head * v_head)[:, None] + d[None, :]
     if EARLY:
         # this launch began while the one before it on the stream was ending: wait for its results, let the next begin
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    token, head = row // HEADS, row % HEADS
     slot = tl.load(slots + token, mask=row < rows, other=-1).to(tl.int64)
+    # both read before either is written, and before the slots are known: one latency instead of three
+    x = tl.load(k + k_at, mask=there, other=0)
+    y = tl.load(v + v_at, mask=there, other=0)
     wanted = slot >= 0
     page, offset = slot // PAGE, slot % PAGE
-    d = tl.arange(0, PAD)
-    there = (row < rows)[:, None] & (d < DIM)[None, :]
     page_at = (page * page_stride + offset * token_stride + head * head_stride)[:, None] + d[None, :]
     scale_at = page * s_page + offset * s_token + head * s_head
-    k_at = (token * k_token + head * k_head)[:, None] + d[None, :]
-    v_at = (token * v_token + head * v_head)[:, None] + d[None, :]
-    write_side(k, k_pages, k_scales, k_scale, there, wanted, k_at, page_at, scale_at, LIMIT, WHOLE, QUANT)
-    write_side(v, v_pages, v_scales, v_scale, there, wanted, v_at, page_at, scale_at, LIMIT, WHOLE, QUANT)
+    write_side(x, k_pages, k_scales, k_scale, there, wanted, page_at, scale_at, LIMIT, WHOLE, QUANT)
+    write_side(y, v_pages, v_scales, v_scale, there, wanted, page_at, scale_at, LIMIT, WHOLE, QUANT)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import torch
 
 from radixkv.gpu.merge import merge_states
 from radixkv.gpu.packing import gather, prepared_upload, scatter
-from radixkv.gpu.pages import copy_pages, write
+from radixkv.gpu.pages import asked_ahead, copy_pages, write
 from radixkv.gpu.reference import TorchDevice
 from radixkv.layout import KVLayout
 
@@ -59,6 +59,46 @@ def test_write_of_nothing_and_of_one_token(where: str) -> None:
     dev.write(0, torch.tensor([639]), k.cpu(), k.cpu())
     write(ours[0, 0], ours[0, 1], torch.tensor([639], device=where), k, k)
     assert same(ours, dev.kv)
+
+
+def test_what_is_asked_for_ahead_lies_side_by_side() -> None:
+    def of(heads: int, stride: int = 0, block: int = 8, dim: int = 64, skip: int = 0) -> int:
+        flat = torch.zeros(9 * 4096 + skip, dtype=torch.bfloat16)[skip:]
+        return asked_ahead(flat.as_strided((9, heads, dim), (stride or heads * dim, dim, 1)), block)
+
+    assert of(8) == of(2) == of(3) == of(1, block=16) == 1, "one piece where tokens follow each other"
+    assert of(8, 1536) == of(16, 2048) == 1, "and where a program has one token or less"
+    assert (of(4, 1536), of(2, 1536), of(2, 1536, 4)) == (2, 4, 2)
+    assert of(1, 1536) == 0, "too many"
+    assert of(3, 1536) == 0, "programs that begin inside a token"
+    assert of(8, skip=1) == of(4, 516) == 0, "off 16 bytes"
+    assert asked_ahead(torch.zeros(9, 8, 72, dtype=torch.bfloat16)[..., :64], 8) == 0
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("fused", [False, True])
+def test_write_reads_what_the_launch_ahead_wrote(where: str, heads: int, fused: bool) -> None:
+    """Each write's source is what the one before it wrote: what it asked for ahead of that is old."""
+    count, page, rounds = (1500, 16, 40) if where == "cuda" else (20, 16, 3)
+    pool = -(-count // page)
+    # as a model's fused projection leaves them, or each by itself
+    shape = (rounds + 1, pool * page, 3 * heads, 64) if fused else (rounds + 1, 2, pool * page, heads, 64)
+    store = torch.randn(shape, dtype=torch.float16).to(where)
+    sides = [(x[:, heads : 2 * heads], x[:, 2 * heads :]) if fused else (x[0], x[1]) for x in store]
+    order = [torch.randperm(pool * page)[:count] for _ in range(rounds)]
+    for slots in order:
+        slots[torch.randint(0, count, (count // 10,))] = -1
+    want = [[x.cpu().clone() for x in pair] for pair in sides]
+    for i, slots in enumerate(order):
+        for side in range(2):
+            there = slots >= 0
+            want[i + 1][side][slots[there]] = want[i][side][:count][there]
+    near = [slots.to(where) for slots in order]
+    for i, slots in enumerate(near):
+        k_pages, v_pages = (x.unflatten(0, (pool, page)) for x in sides[i + 1])
+        write(k_pages, v_pages, slots, *sides[i])
+    for pair, right in zip(sides, want, strict=True):
+        assert same(pair[0], right[0]) and same(pair[1], right[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
