@@ -59,6 +59,10 @@ def main() -> None:
         slots = [torch.randperm(POOL * PAGE, device="cuda")[:tokens] for _ in range(LAYERS)]
         writes = [partial(write, kv[i, 0], kv[i, 1], slots[i], new[i, 0], new[i, 1]) for i in range(LAYERS)]
         report(f"write, {tokens} tokens, 1 layer", 2 * tokens * TOKEN_BYTES // LAYERS, writes, ceiling)
+        if tokens <= CHUNK * 8:
+            # as right after the kernel that made them
+            near = [partial(write, kv[i, 0], kv[i, 1], slots[i], new[0, 0], new[0, 1]) for i in range(LAYERS)]
+            report("the same, K and V in the L2", 2 * tokens * TOKEN_BYTES // LAYERS, near, ceiling)
     outs = torch.randn((4, 4, 8192, 32, DIM), device="cuda", dtype=torch.bfloat16)
     lses = torch.randn((4, 4, 8192, 32), device="cuda")
     out, lse = torch.empty_like(outs[0, 0]), torch.empty_like(lses[0, 0])
