@@ -99,6 +99,13 @@ def test_a_queue_ahead_makes_a_load_not_worth_it() -> None:
     assert decide(known, 0, 1024, chunks(4, disk=4), disk_ahead=20 * MB).parts == 0
 
 
+def test_copies_to_the_device_queue_as_well() -> None:
+    known = Estimates(10_000.0)
+    known.host = measured(0.0, 0.01 / MB, [MB, 2 * MB, 3 * MB])
+    assert decide(known, 0, 1024, chunks(4, disk=0)).parts == 4
+    assert decide(known, 0, 1024, chunks(4, disk=0), host_ahead=20 * MB).parts == 0
+
+
 def test_an_unknown_tier_is_tried_at_next_to_no_cost() -> None:
     got = decide(Estimates(10_000.0), 0, 1025, chunks(4, disk=4))
     assert got.trial and got.parts == 4
@@ -152,3 +159,16 @@ def test_a_prefill_rate_is_learned_unless_it_was_given() -> None:
     fixed = Estimates(7.0)
     fixed.learn_prefill(1000, 0.1)
     assert fixed.prefill == 7.0
+
+
+def test_a_short_prompt_says_less_of_the_prefill_rate_than_a_long_one() -> None:
+    """What every request costs is a larger part of its time."""
+    rates = []
+    for tokens in (16, 2048, 65_536):
+        known = Estimates(0.0)
+        known.learn_prefill(2048, 0.2048)
+        known.learn_prefill(tokens, tokens / 1_000)
+        assert known.prefill is not None
+        rates.append(known.prefill)
+    assert 9_000 < rates[0] < 10_000 and rates[0] > rates[1] > rates[2] > 1_000
+    assert rates[2] < 2_000

@@ -1,0 +1,168 @@
+"""Promises that no test held to, found by slips of the hand in the control plane: names, deletes, ends of leases, order
+of use, rooms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from radixkv.media import ENTRY_BYTES, MediaTable, Span
+from radixkv.plan import DeletePlan, LoadPlan, NamePlan, Outcome, StorePlan, WritePlan
+from tests.cases.conftest import Drive
+from tests.harness.driver import DISK, NS, prompt
+
+
+def test_a_namespace_that_the_store_knows_is_not_named_again(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(64))
+    d.restart()
+    d.run(prompt(64, 2))
+    d.drain()
+    assert d.cache.demote(NS, prompt(64, 2), "disk") == 1
+    assert len(d.copies(WritePlan)) == 1 and not d.copies(NamePlan)
+
+
+def test_a27_a_delete_that_failed_is_asked_for_again_by_tick(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(64))
+    d.cache.bump_revision(NS, timeout_s=0.0)
+    (delete,) = d.copies(DeletePlan)
+    d.finish(delete, Outcome.ERROR)
+    d.cache.tick()
+    assert [plan.keys for plan in d.copies(DeletePlan)] == [delete.keys]
+    d.drain()
+    assert d.core.disk is not None and not list(d.core.disk.scan())
+
+
+def test_demote_stores_what_was_asked_for_alone(drive: Drive) -> None:
+    d = drive()
+    d.run(prompt(192))
+    d.drain()
+    d.cache.clear(tier="host")
+    assert d.cache.demote(NS, prompt(70)) == 1
+    d.drain()
+    d.check()
+
+
+def test_what_stands_behind_media_of_unknown_content_has_no_name() -> None:
+    """It is never matched: the table of names must not grow by it."""
+    table = MediaTable()
+    key, limit = table.key(np.arange(9, dtype=np.int32), [Span(1, 2, "a"), Span(4, 1, None), Span(6, 2, "b")])
+    assert limit == 4 and table.names == [Span(1, 2, "a").name()]
+    assert key[16:] == np.arange(4, 9, dtype=np.int32).tobytes()
+
+
+@pytest.mark.parametrize(("at", "count"), [(2, 3), (4, 1), (0, 5), (1, 0)])
+def test_d2_media_that_fit_no_tokens_are_refused(at: int, count: int) -> None:
+    known = MediaTable()
+    key, _ = known.key(np.arange(4, dtype=np.int32), [Span(1, 2, "a")])
+    tokens, media = known.stored(key)
+    assert MediaTable().restored(tokens, media) == key
+    entry = np.array([at, count], "<u4").tobytes() + media[8:ENTRY_BYTES]
+    with pytest.raises(ValueError, match=f"entry of {count} at {at} is outside 4"):
+        MediaTable().restored(tokens, entry)
+
+
+def test_a_flush_knows_what_is_half_written(drive: Drive) -> None:
+    """A chunk that goes past a full host is on disk only once its write has ended."""
+    d = drive(disk_bytes=DISK, host_chunks=1)
+    d.to_disk(prompt(64))
+    session = d.lease(prompt(128), fill=False).wait()
+    session.fill()
+    session.close()
+    d.cache.tick()
+    (spill,) = d.copies(StorePlan)
+    assert d.cache.flush(timeout_s=0.0) == 1
+    d.finish(spill)
+    assert len(d.copies(WritePlan)) == 1 and d.cache.flush(timeout_s=0.0) == 1
+    d.drain()
+    assert d.cache.flush(timeout_s=1.0) == 0
+    d.check()
+
+
+def test_a_spill_finds_the_place_in_the_lane_that_was_kept_for_it(drive: Drive) -> None:
+    """Its copy to the staging buffer would have been in vain, and the chunk would not be on disk."""
+    d = drive(disk_bytes=DISK, host_chunks=2, queue_chunks=1, write_ahead=0.0)
+    d.to_disk(prompt(64))
+    session = d.lease(prompt(128), fill=False).wait()
+    d.mover.refuse.add(WritePlan)
+    d.run(prompt(64, 2))
+    for store in d.copies(StorePlan):
+        d.finish(store)
+    d.evict_all()
+    holds = d.lease(prompt(65, 2), fill=False)
+    assert len(d.copies(LoadPlan)) == 1, "a chunk that disk has not, in the host for now"
+    d.mover.refuse.clear()
+    session.fill()
+    session.close()
+    d.cache.tick()
+    (spill,) = d.copies(StorePlan)
+    assert spill.staging and not d.copies(WritePlan)
+    d.finish(spill)
+    assert len(d.copies(WritePlan)) == 1
+    holds.wait()
+    d.drain()
+    assert d.look(prompt(129))[2] == 128
+    d.check()
+
+
+def test_the_head_of_a_split_is_as_old_as_it_was(drive: Drive) -> None:
+    """A conversation that ends inside another one's path splits it, and stamps neither part."""
+    d = drive(host_chunks=0)
+    older = d.lease(prompt(64, 9))
+    first, second = d.lease(prompt(128), commit=False), d.lease([*prompt(64), 5, 6], commit=False)
+    first.commit()
+    second.commit()
+    first.close()
+    second.close()
+    assert d.cache.evict(5) == 5, "the ends of both"
+    older.close()
+    assert d.cache.evict(4) == 4
+    assert (d.look(prompt(64, 9))[0], d.look(prompt(64))[0]) == (0, 64)
+    d.check()
+
+
+def test_the_end_of_a_conversation_that_comes_again_is_used(drive: Drive) -> None:
+    d = drive(host_chunks=0)
+    first, second = d.lease(prompt(10)), d.lease(prompt(10))
+    first.close()
+    d.run(prompt(10, 2))
+    second.close()
+    assert d.cache.evict(1) == 1
+    assert (d.look([*prompt(10, 2), 1])[0], d.look([*prompt(10), 1])[0]) == (0, 10)
+    d.check()
+
+
+def test_pages_of_a_lease_that_failed_wait_for_its_last_work(drive: Drive) -> None:
+    """The engine had begun to write the rest of the prompt when the copy of its start failed for good."""
+    d = drive()
+    d.to_host(prompt(64))
+    session = d.lease(prompt(80), fill=False)
+    assert session.lease.settled and not session.lease.ready
+    slots = session.lease.append(16, stream=session.stream)
+    session.stream.touched(slots)
+    (load,) = d.copies(LoadPlan)
+    while d.copies(LoadPlan):
+        d.finish(load, Outcome.ERROR)
+    assert session.lease.failed
+    session.close(lag=True)
+    assert d.stats.draining_pages == 5, "a page that it may still write has another owner"
+    d.land_fences()
+    d.cache.tick()
+    assert d.stats.draining_pages == 0
+    d.check()
+
+
+def test_a_lease_gives_back_an_end_that_the_tree_lost(drive: Drive) -> None:
+    """It copied the tree's last page before it wrote; the tree's own was evicted meanwhile."""
+    d = drive(host_chunks=0)
+    d.run(prompt(40))
+    session = d.lease([*prompt(40), 5], fill=False)
+    assert session.lease.cached_tokens == 40
+    session.compute()
+    d.evict_all()
+    assert d.look([*prompt(40), 6])[0] == 32
+    session.close()
+    assert d.look([*prompt(40), 6])[0] == 40
+    d.check()
