@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from radixkv.media import ENTRY_BYTES, MediaTable, Span
-from radixkv.plan import DeletePlan, LoadPlan, NamePlan, Outcome, StorePlan, WritePlan
+from radixkv.plan import DeletePlan, LoadPlan, NamePlan, Outcome, ReadPlan, StorePlan, WritePlan
 from tests.cases.conftest import Drive
-from tests.harness.driver import DISK, NS, prompt
+from tests.harness.driver import DISK, NS, make_layout, prompt
+from tests.tiers.memory import MemoryTier
 
 
 def test_a_namespace_that_the_store_knows_is_not_named_again(drive: Drive) -> None:
@@ -165,4 +166,36 @@ def test_a_lease_gives_back_an_end_that_the_tree_lost(drive: Drive) -> None:
     assert d.look([*prompt(40), 6])[0] == 32
     session.close()
     assert d.look([*prompt(40), 6])[0] == 40
+    d.check()
+
+
+def test_what_lies_behind_a_hole_goes_before_what_can_be_read(drive: Drive) -> None:
+    """However lately it was used: nobody finds it."""
+    tier = MemoryTier(4 * MemoryTier(DISK).footprint(64 * 128))
+    d = drive(own_tier=lambda: tier)
+    assert d.layout.token_bytes == 128, "what the room above is made for"
+    d.to_disk(prompt(64, 2))
+    d.to_disk(prompt(192))
+    session = d.lease(prompt(193), fill=False)
+    d.finish(d.copies(ReadPlan)[0], Outcome.CORRUPT)
+    session.close()
+    d.drain()
+    for kind in (3, 4):
+        d.run(prompt(64, kind))
+        d.only_disk()
+    assert [d.look(prompt(65, kind))[2] for kind in (2, 3, 4)] == [64] * 3
+    d.check()
+
+
+def test_h4_a_record_counts_as_what_it_takes_once_it_is_written(drive: Drive) -> None:
+    """Until then it counts as what it may take at most, so that the cap holds."""
+    d = drive(layout=make_layout(layers=4, kv_heads=4, head_dim=64), disk_bytes=DISK)
+    d.run(prompt(64))
+    d.drain()
+    assert d.core.disk is not None
+    most = d.core.disk.footprint(64 * d.layout.token_bytes)
+    d.cache.demote(NS, prompt(64), "disk")
+    assert d.stats.disk_used_bytes == most
+    d.drain()
+    assert 0 < d.stats.disk_used_bytes == d.core.disk.stats().used_bytes < most
     d.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radixkv.mover import ManualMover
+from radixkv.mover import ManualMover, PlanningMover
 from radixkv.plan import DeletePlan, LoadPlan, NamePlan, Outcome, Plan, ReadPlan, StorePlan, TouchPlan, WritePlan
 from tests.mover.parts import Rig, ids, key, store, write
 
@@ -102,3 +102,11 @@ def test_close_ends_what_is_queued_or_drops_it(timeout_s: float, outcome: Outcom
     assert [(done.id, done.outcome) for done in mover.completed()] == [(i, outcome) for i in range(5)]
     assert len(rig.disk.records) == (5 if outcome is Outcome.OK else 0)
     assert not mover.submit(StorePlan(9, ids(1), 4, 0))
+
+
+def test_a_mover_that_only_plans_takes_nothing_once_closed() -> None:
+    mover = PlanningMover()
+    assert mover.submit(store(1)) and mover.room(StorePlan) > 0
+    assert mover.close(0.0) and mover.stopped
+    assert not mover.submit(store(2)) and mover.room(StorePlan) == 0
+    assert [done.id for done in mover.completed()] == [1] and not mover.completed()
