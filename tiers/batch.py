@@ -13,6 +13,7 @@ from radixkv.tiers.census import delete_record, name_cost, stored_row, take_cens
 from radixkv.tiers.index import Gauges, Row, pack_row
 from radixkv.tiers.lmdb_env import Store
 from radixkv.tiers.space import Space
+from radixkv.tiers.spent import Deletes, Spent, disown
 from radixkv.tiers.workers import Results
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Put(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one transaction does, in this order. touches: key and new last use. names: root key and the entry for it.
-    rows_only: deletes leave the segments.
+    rows_only: deletes leave the segments. thorough: none is kept for later.
     """
 
     deletes: Sequence[bytes] = ()
@@ -44,6 +45,7 @@ class Batch:
     touches: Sequence[tuple[bytes, int]] = ()
     names: Sequence[tuple[bytes, bytes]] = ()
     rows_only: bool = False
+    thorough: bool = False
 
     @property
     def taken(self) -> Sequence[Put]:
@@ -69,7 +71,7 @@ class Filling:
     and names in the last. most: bytes that each record takes at most.
     """
 
-    rows_only = False
+    rows_only = thorough = False
 
     def __init__(
         self,
@@ -153,10 +155,12 @@ class Applied(NamedTuple):
     stored: int
 
 
-def apply(store: Store, batch: Batch | Filling, state: State, capacity_bytes: int, names_limit: int) -> Applied:
+def apply(
+    store: Store, batch: Batch | Filling, state: State, spent: Spent, capacity_bytes: int, names_limit: int
+) -> Applied:
     """Run ``batch`` in one transaction. Puts past ``capacity_bytes``, or whose key names another chunk, are refused.
 
-    Raises lmdb.Error or OSError, and then nothing has changed.
+    Raises lmdb.Error or OSError, and then nothing has changed but ``spent``, which is of no use any more.
     """
     gauges = state.gauges
     names_bytes = state.names_bytes
@@ -164,18 +168,23 @@ def apply(store: Store, batch: Batch | Filling, state: State, capacity_bytes: in
     deleted = stored = 0
     certain = True
     with store.writing(lambda: sum(put.row.cost for put in batch.taken)) as txn:
+        deletes = Deletes(store, txn, spent, thorough=batch.thorough)
+        if batch.rows_only:
+            disown(store, txn)
         for key in batch.deletes:
-            gone = delete_record(store, txn, key, row_only=batch.rows_only)
+            gone = delete_record(store, txn, key, row_only=True) if batch.rows_only else deletes.record(key)
             deleted += gone.found
             certain &= gone.found == (gone.row is not None)
             gauges = gauges if gone.row is None else gauges.minus(gone.row)
+        if not batch.rows_only:
+            deletes.release(batch.most_bytes)
         for put in batch.puts:
             found, old = stored_row(store, txn, put.key)
             after = (gauges if old is None else gauges.minus(old)).plus(put.row)
             if (old is not None and not old.same_chunk(put.row)) or after.used_bytes > capacity_bytes:
                 outcomes.append((Outcome.REFUSED, 0))
                 continue
-            stuck = delete_record(store, txn, put.key).stuck
+            stuck = deletes.replaced(put.key).stuck
             certain &= found == (old is not None)
             if stuck:  # LMDB would free pages of others to replace them
                 gauges = gauges if old is None else gauges.minus(old)
@@ -192,6 +201,7 @@ def apply(store: Store, batch: Batch | Filling, state: State, capacity_bytes: in
         for root, entry in batch.names:
             if names_bytes + name_cost(entry) <= names_limit and txn.put(root, entry, overwrite=False, db=store.names):
                 names_bytes += name_cost(entry)
+        deletes.note()
     if not certain:  # a row that went could not be read, so what it took is not known
         gauges = take_census(store).gauges
     return Applied(State(gauges, names_bytes), outcomes, deleted, stored)

@@ -12,15 +12,33 @@ from radixkv.tiers.index import Gauges, Row, unpack_row
 from radixkv.tiers.lmdb_env import Store
 
 if TYPE_CHECKING:
-    from lmdb import Transaction
+    from lmdb import Transaction, _Database
 
 KEY_BYTES = 32
+ALL_SEGMENTS = 1 << 32
+_SPENT = b"spent"
 _ORPHANS_PER_TRANSACTION = 1024
 
 
 def segment_key(key: bytes, number: int) -> bytes:
     """The payload database's key of a chunk's segment."""
     return key + number.to_bytes(4, "big")
+
+
+def spent_key(key: bytes) -> bytes:
+    """The meta database's key of a deleted record of which segments are left, see ``radixkv.tiers.spent``."""
+    return _SPENT + key
+
+
+def spent_left(txn: Transaction[memoryview], meta: _Database) -> dict[bytes, int]:
+    """Keys of deleted records of which segments are left, and how many."""
+    out = {}
+    with txn.cursor(meta) as cursor:
+        found = cursor.set_range(_SPENT)
+        while found and (name := bytes(cursor.key())).startswith(_SPENT):
+            out[name[len(_SPENT) :]] = int.from_bytes(cursor.value(), "little")
+            found = cursor.next()
+    return out
 
 
 def name_cost(parts: bytes | memoryview) -> int:
@@ -86,15 +104,21 @@ def delete_record(store: Store, txn: Transaction[memoryview], key: bytes, *, row
     least = row.segments if row is not None else 0
     number, there = 0, True
     while there or number < least:  # exact keys, no cursor: the next run may be one that LMDB cannot follow
-        name = segment_key(key, number)
-        segment = txn.get(name, db=store.payload)
-        there = segment is not None
-        if segment is not None and store.run_is_whole(segment):
-            txn.delete(name, db=store.payload)
-        else:
-            stuck += there
+        there, stays = delete_segment(store, txn, segment_key(key, number))
+        stuck += stays
         number += 1
     return Deleted(found, row, stuck)
+
+
+def delete_segment(store: Store, txn: Transaction[memoryview], name: bytes) -> tuple[bool, bool]:
+    """Remove the segment of this name; whether it was there, and whether it is stuck there."""
+    segment = txn.get(name, db=store.payload)
+    if segment is None:
+        return False, False
+    whole = store.run_is_whole(segment)
+    if whole:
+        txn.delete(name, db=store.payload)
+    return True, not whole
 
 
 def stored_row(store: Store, txn: Transaction[memoryview], key: bytes) -> tuple[bool, Row | None]:
@@ -118,7 +142,7 @@ def repair(store: Store, census: Census) -> bool:
             for key in census.damaged:
                 stuck += delete_record(store, txn, key).stuck
     with store.reading() as read:
-        stored = read.stat(store.payload)["entries"]
+        stored = read.stat(store.payload)["entries"] - sum(spent_left(read, store.meta).values())
         unused = [bytes(root) for root, _ in read.cursor(store.names) if bytes(root) not in census.roots]
     if unused:
         with store.writing() as txn:
@@ -140,18 +164,14 @@ def _delete_orphans(store: Store) -> int:
     for at in range(0, len(orphans), _ORPHANS_PER_TRANSACTION):
         with store.writing() as txn:
             for name in orphans[at : at + _ORPHANS_PER_TRANSACTION]:
-                segment = txn.get(name, db=store.payload)
-                if segment is not None and store.run_is_whole(segment):
-                    txn.delete(name, db=store.payload)
-                else:
-                    stuck += 1
+                stuck += delete_segment(store, txn, name)[1]
     return stuck
 
 
 def _orphans(store: Store) -> list[bytes]:
-    """Keys of segments that no row accounts for."""
+    """Keys of segments that no row accounts for and that nobody has kept for later."""
     with store.reading() as txn:
-        expected = dict(_expected(store, txn))
+        expected = {**dict.fromkeys(spent_left(txn, store.meta), ALL_SEGMENTS), **dict(_expected(store, txn))}
         keys = (bytes(key) for key in txn.cursor(store.payload).iternext(values=False))
         return [key for key in keys if int.from_bytes(key[KEY_BYTES:], "big") >= expected.get(key[:KEY_BYTES], 0)]
 

@@ -24,6 +24,7 @@ from radixkv.tiers.lmdb_env import FULL, Unavailable
 from radixkv.tiers.opening import open_store
 from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, cut, pack_record
 from radixkv.tiers.space import Space, record_cost
+from radixkv.tiers.spent import Spent
 from radixkv.tiers.workers import Workers, usual_count
 from radixkv.types import TOKEN_BYTES
 
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 _DELETE_BYTES = 64 << 20
 """Records deleted by one transaction: LMDB keeps the list of the pages they free in one value."""
 
-_SYNC_BYTES = 64 << 20
+SYNC_BYTES = 64 << 20
 """Bytes written without a sync at most, where transactions are not synced."""
 
 _QUIET_S = 60.0
@@ -87,6 +88,7 @@ class DiskTier:
             self._lock.release()
             raise
         self._state = State(census.gauges, census.names_bytes)
+        self._spent = self._new_spent()
         self._counts: Counter[str] = Counter(corrupt=len(census.damaged))
         self._counting = threading.Lock()
         self._writing = threading.Lock()
@@ -95,6 +97,9 @@ class DiskTier:
         self._recount = False
         self._unsynced = 0
         self._quiet_until = 0.0
+
+    def _new_spent(self) -> Spent:
+        return Spent(self._space.spent_bytes, self._space.reserve_bytes)
 
     def footprint(self, raw_bytes: int) -> int:
         """Upper bound of the bytes a payload of ``raw_bytes`` takes of ``capacity_bytes``: as if not compressed."""
@@ -283,11 +288,12 @@ class DiskTier:
 
     def _commit(self, filling: Batch | Filling, out: Written) -> None:
         """Apply a batch, its puts' outcomes into ``out``; a full map gets a second try with freed pages settled."""
-        batch = filling
+        batch, spent = filling, self._spent
         try:
             try:
                 outcomes = self._apply(self._fitting(filling))
             except lmdb.CorruptedError:  # segments that LMDB cannot find: without their rows they are never read
+                self._spent = Spent(0, 0, known=True)
                 batch = filling.whole()
                 self._apply(Batch(batch.deletes, rows_only=True))
                 batch = Batch((), batch.puts, batch.touches, batch.names)
@@ -298,9 +304,11 @@ class DiskTier:
                 batch = filling.whole()
                 self._count("full", isinstance(error, lmdb.MapFullError))
                 self._store.forget_the_dead()  # first: deletes need pages as well
-                if batch.deletes:
-                    self._apply(Batch(batch.deletes))
+                if batch.deletes or spent.left:
+                    self._apply(Batch(batch.deletes, thorough=True))
                     batch = Batch((), batch.puts, batch.touches, batch.names)
+                while self._spent.left:
+                    self._apply(Batch(thorough=True))
                 self._store.settle()
                 outcomes = self._apply(self._fitting(batch))
         except lmdb.MapFullError:
@@ -321,7 +329,7 @@ class DiskTier:
 
     def _fitting(self, batch: Batch | Filling) -> Batch | Filling:
         """The batch. Raises lmdb.Error where the file system has no room for its puts and for deletes after them."""
-        held = self._state.gauges.used_bytes
+        held = self._state.gauges.used_bytes + self._spent.nbytes
         room = not batch.most_bytes or self._store.room_for(batch.most_bytes, held)
         if not room:
             batch = batch.whole()
@@ -347,15 +355,17 @@ class DiskTier:
         if self._recount:
             self._recount = False
             self._state = State(take_census(self._store).gauges, self._state.names_bytes)
+        spent, self._spent = self._spent, self._new_spent()  # after a transaction that fails it is learned anew
         try:
-            applied = apply(self._store, batch, self._state, *limits)
+            applied = apply(self._store, batch, self._state, spent, *limits)
         except (lmdb.PanicError, Unavailable):
             self._store.reconnect()
-            applied = apply(self._store, batch.whole(), self._state, *limits)
-        self._state = applied.state
+            spent = self._new_spent()
+            applied = apply(self._store, batch.whole(), self._state, spent, *limits)
+        self._state, self._spent = applied.state, spent
         self._count("deleted", applied.deleted)
         self._unsynced += applied.stored
-        if not self._sync and self._unsynced >= _SYNC_BYTES:
+        if not self._sync and self._unsynced >= SYNC_BYTES:
             self._store.flush()
             self._unsynced = 0
         return applied.outcomes

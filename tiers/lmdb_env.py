@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lmdb import Environment, Transaction, _Database
 
     from radixkv.tiers.direct import Bytes
+    from radixkv.tiers.runs import Piece
 
 _log = logging.getLogger(__name__)
 
@@ -187,6 +188,20 @@ class Store:
     def cold(self, txn: Transaction[memoryview], key: bytes, most: int) -> Generator[Bytes, None, None] | None:
         """A record past the page cache, see ``Extent``."""
         return self._extent.cold(txn, PAYLOAD, key, most)
+
+    def payload_tree(self, txn: Transaction[memoryview]) -> bytes:
+        """What ``pieces`` takes for the payload database as ``txn`` found it."""
+        return bytes(txn.get(PAYLOAD, b""))
+
+    def pieces(self, tree: bytes, key: bytes) -> list[Piece]:
+        """Where the segments of ``key`` lie, in a tree whose transaction has not ended. Raises CorruptTree, OSError."""
+        return self._extent.pieces(tree, key)
+
+    def free_bytes(self, txn: Transaction[memoryview]) -> int:
+        """What records and rows do not use of the map, in this transaction; all else is little."""
+        counts = [txn.stat(self.index), txn.stat(self.payload)]
+        pages = sum(each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"] for each in counts)
+        return self._map_bytes - pages * counts[0]["psize"]
 
     @contextmanager
     def writing(self, nbytes: Callable[[], int] = int) -> Iterator[Transaction[memoryview]]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from radixkv.tiers.space import SEGMENT_BYTES
+from radixkv.tiers.space import RUN_BYTES, SEGMENT_BYTES
 
 _PAGE_HEADER, _NODE_HEADER, _KEY_BYTES = 16, 8, 36
 _PAGE = struct.Struct("<QHHHH")  # number, padding, kind, end of the slots, and of what is free behind them
@@ -23,12 +22,35 @@ _BRANCH, _LEAF = 1, 2
 _BIG = 1
 _LEVELS = 32
 _MOST_PAGES = 1 << 40
-_ENTRY = np.dtype(
-    [
-        ("low", "<u2"), ("high", "<u2"), ("flags", "<u2"), ("key_bytes", "<u2"),
-        ("key", "S32"), ("segment", ">u4"), ("run", "<u8"),
-    ]
-)  # fmt: skip
+_ENTRY = struct.Struct("<8s32s4sQ")  # node, key, segment (big endian), run
+_SEGMENT = _NODE.pack(SEGMENT_BYTES, 0, _BIG, _KEY_BYTES)
+
+
+class Piece(NamedTuple):
+    """Some segments of the record ``key``, from number ``first`` on, in runs side by side from byte ``at`` of the
+    file on.
+    """
+
+    at: int
+    key: bytes
+    first: int
+    segments: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its runs."""
+        return self.segments * RUN_BYTES
+
+    @property
+    def end(self) -> int:
+        """Where the next run begins."""
+        return self.at + self.nbytes
+
+    def split(self, count: int) -> tuple[Piece, Piece]:
+        """Its first ``count`` segments, or all, and the rest."""
+        count = min(count, self.segments)
+        rest = Piece(self.at + count * RUN_BYTES, self.key, self.first + count, self.segments - count)
+        return self._replace(segments=count), rest
 
 
 class CorruptTree(Exception):
@@ -71,14 +93,51 @@ def find_runs(read_page: ReadPage, description: bytes, key: bytes, most: int) ->
         while len(found) < most:
             before = len(found)
             for page, slot in _leaves(read_page, root, key + before.to_bytes(4, "big")):
-                runs = _runs(page, slot, key, len(found), most - len(found))
-                found += runs.tolist()
-                if not len(runs) or slot + len(runs) < len(page.slots) or len(found) == most:
+                runs: list[int] = []
+                for number, run in islice(_entries(page, slot, key), most - len(found)):
+                    if number != len(found) + len(runs):
+                        break
+                    runs.append(run)
+                found += runs
+                if not runs or slot + len(runs) < len(page.slots) or len(found) == most:
                     return found
             if len(found) == before:
                 return found
     except (ValueError, IndexError, struct.error) as error:
         raise CorruptTree(str(error)) from error
+    return found
+
+
+def find_pieces(read_page: ReadPage, page_bytes: int, description: bytes, key: bytes) -> list[Piece]:
+    """Where all segments of ``key`` lie, in their order, some of which may be gone. Raises CorruptTree, see
+    ``find_runs``.
+    """
+    numbers: list[int] = []
+    places: list[int] = []
+    try:
+        (root,) = _ROOT.unpack(description)
+        before = -1
+        while before < len(numbers):
+            before = len(numbers)
+            wanted = numbers[-1] + 1 if numbers else 0
+            for page, slot in _leaves(read_page, root, key + wanted.to_bytes(4, "big")):
+                some = list(_entries(page, slot, key))
+                numbers += (number for number, _ in some)
+                places += (run * page_bytes for _, run in some)
+                if slot + len(some) < len(page.slots):
+                    return _pieces(key, numbers, places)
+    except (ValueError, IndexError, OverflowError, struct.error) as error:
+        raise CorruptTree(str(error)) from error
+    return _pieces(key, numbers, places)
+
+
+def _pieces(key: bytes, numbers: Sequence[int], places: Sequence[int]) -> list[Piece]:
+    found = []
+    first = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or places[i] - places[i - 1] != RUN_BYTES or numbers[i] - numbers[i - 1] != 1:
+            found.append(Piece(places[first], key, numbers[first], i - first))
+            first = i
     return found
 
 
@@ -98,14 +157,14 @@ def _leaves(read_page: ReadPage, root: int, wanted: bytes) -> Generator[tuple[_P
             yield _Page(read_page(parent.child(after)), parent.child(after)), 0
 
 
-def _runs(page: _Page, first: int, key: bytes, number: int, most: int) -> npt.NDArray[np.uint64]:
-    """First pages of the runs of segment ``number`` and those after it, from slot ``first`` of a leaf on."""
-    slots = np.frombuffer(page.slots, np.uint16)[first : first + most].astype(np.int64)
-    slots = slots[slots + _ENTRY.itemsize <= len(page.data)]
-    raw = np.frombuffer(page.data, np.uint8)
-    entries = raw[slots[:, None] + np.arange(_ENTRY.itemsize)].view(_ENTRY)[:, 0]
-    good = (entries["flags"] == _BIG) & (entries["key_bytes"] == _KEY_BYTES)
-    good &= (entries["low"] == SEGMENT_BYTES) & (entries["high"] == 0) & (entries["run"] < _MOST_PAGES)
-    good &= (entries["key"] == np.bytes_(key)) & (entries["segment"] == np.arange(number, number + len(entries)))
-    runs: npt.NDArray[np.uint64] = entries["run"][: len(good) if good.all() else int(np.argmin(good))]
-    return runs
+def _entries(page: _Page, first: int, key: bytes) -> Generator[tuple[int, int], None, None]:
+    """Numbers and first pages of the segments of ``key``, from slot ``first`` of a leaf on, up to an entry that is not
+    a whole segment of it in a run of its own.
+    """
+    for at in page.slots[first:]:
+        if at + _ENTRY.size > len(page.data):
+            return
+        node, own, number, run = _ENTRY.unpack_from(page.data, at)
+        if node != _SEGMENT or own != key or run >= _MOST_PAGES:
+            return
+        yield int.from_bytes(number, "big"), run

@@ -17,6 +17,12 @@ PAGE_BYTES = 4096
 BATCH_BYTES = 32 << 20
 """Of one transaction at most: what the mover hands over at once, so that its syncs cost little."""
 
+SPENT_SHARE = 32
+"""Of a cap, what spent segments may take at most, while there is room for them (``Space.reserve_bytes``)."""
+
+SPENT_BYTES = 256 << 20
+"""And in the largest caps: of them a few hundred pieces are kept in memory."""
+
 _SMALL_BATCH_BYTES = 8 << 20
 MIN_MAP_BYTES = 512 << 10
 
@@ -67,6 +73,16 @@ class Space:
                 f"disk.capacity_bytes {limit} cannot hold one chunk of {chunk_bytes} bytes: it takes at least {least}"
             )
         return cls(map_bytes, batch_bytes, capacity_bytes, map_bytes // 4)
+
+    @property
+    def spent_bytes(self) -> int:
+        """Segments of deleted records that may wait for others beside them, see ``radixkv.tiers.spent``."""
+        return min(SPENT_BYTES, self.map_bytes // SPENT_SHARE)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is to be free all the same: three batches, as above, and room for trees."""
+        return min(3 * self.batch_bytes, self.map_bytes // 4) + self.map_bytes // 64
 
     def within(self, file_bytes: int) -> int:
         """What records and rows may take together while the file cannot grow past ``file_bytes``."""

@@ -14,7 +14,7 @@ import msgspec
 
 from radixkv.errors import ConfigError, StoreFormat
 from radixkv.keys import chunk_key
-from radixkv.tiers.census import KEY_BYTES, delete_record, segment_key
+from radixkv.tiers.census import ALL_SEGMENTS, KEY_BYTES, delete_record, segment_key, spent_left
 from radixkv.tiers.folder import DATA_FILE, claim_folder, damage, give_way, map_bytes, sync_folder
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import FULL, SPARE_BYTES, Store
@@ -114,15 +114,15 @@ def _still(store: ReadOnlyStore, key: bytes, row: Row) -> bool:
 
 
 def _stray_segments(store: ReadOnlyStore) -> list[Finding]:
-    """Keys that have segments beyond what their row accounts for, or no row at all. One transaction: rows and segments
-    change together.
+    """Keys that have segments beyond what their row accounts for, or no row at all though nobody has kept them for
+    later. One transaction: rows and segments change together.
     """
     out: dict[bytes, Finding] = {}
     with store.reading() as txn:
-        expected = {}
+        expected = dict.fromkeys(spent_left(txn, store.meta), ALL_SEGMENTS)
         for view, data in txn.cursor(store.index):
             row = unpack_row(bytes(view), bytes(data))
-            expected[bytes(view)] = 1 << 32 if row is None else row.segments  # damaged rows are findings already
+            expected[bytes(view)] = ALL_SEGMENTS if row is None else row.segments  # damaged rows are findings already
         for view in txn.cursor(store.payload).iternext(values=False):
             segment = bytes(view)
             key, number = segment[:KEY_BYTES], int.from_bytes(segment[KEY_BYTES:], "big")

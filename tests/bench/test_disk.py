@@ -59,11 +59,18 @@ def test_cores_store_as_many_bytes_in_a_plain_file(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("sync", [False, True])
 def test_d4_a_full_store_goes_on_replacing(tmp_path: Path, sync: bool) -> None:
     cap = 24 << 20
-    found = churn(tmp_path / "store", 400 if not sync else 60, cap, most=1 << 20, sync=sync)
-    assert max(found.file_bytes) <= cap
+    lines: list[str] = []
+    number = 400 if not sync else 60
+    found = churn(tmp_path, number, cap, most=1 << 20, sync=sync, each=lambda tenth: lines.append(tenth.line()))
+    assert max(tenth.file_bytes for tenth in found.tenths) <= cap
     assert (found.full, found.refused) == (0, 0), "room is made ahead: the map is never full"
     assert found.live > 0.6
-    assert len(found.latency_ms) == (60 if sync else 400)
+    assert len(found.tenths) == len(lines) == 10
+    for tenth in found.tenths:
+        assert len(tenth.latency_ms) == number // 10 and len(tenth.peer_ms) == -(-number // 80)
+        assert tenth.pieces >= 1 and tenth.ratio > 0 and tenth.core_ms >= tenth.kernel_ms >= 0
+    assert len(found.old_ms) == len(found.new_ms) == 20
+    assert 0.9 * found.live * cap < (tmp_path / "peer").stat().st_size <= cap
 
 
 def test_a_warm_restart_finds_every_chunk(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from radixkv.plan import Outcome
-from radixkv.tiers import writeback
+from radixkv.tiers import space, spent, writeback
 from tests.chaos.parts import CAP, Counts, audit, chunk, forked, open_tier, said
 from tests.tiers.chunks import keys
 
@@ -48,6 +48,8 @@ class Known:
 def write_on(folder: Path, seed: int, known: Known, capacity_bytes: int, into: int) -> None:
     """Write without pause, evicting the oldest ahead, and say what each batch is about to do and that it is done."""
     draw = random.Random(seed)
+    if draw.random() < 0.5:  # these records are too small to wait
+        spent.LEAST_RUNS, space.SPENT_SHARE = 1, 8
     writeback.LEAST_BYTES = draw.choice((0, writeback.LEAST_BYTES))  # these batches are too small for hints
     tier = open_tier(folder, capacity_bytes, sync=draw.random() < 0.5)
     os.write(into, b"open\n")
