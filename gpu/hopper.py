@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,34 @@ ROWS = 128
 HEAD_DIMS = (64, 128)
 BOX = 64
 """Elements of a row of a box: 128 bytes, what the copy engine swizzles as one."""
+
+
+class Gluon:
+    """Whether the Triton that is installed has Gluon, its language for one generation of cards, as these kernels write
+    it. Its names change from release to release: 3.6 to 3.9 build them. With others the plain kernels do the work.
+    """
+
+    refused = False
+
+    @classmethod
+    def refuse(cls, error: Exception) -> bool:
+        """Say so once, and use plain kernels from here on; False, for who launches."""
+        from triton import __version__
+
+        cls.refused = True
+        said = f"Triton {__version__} does not build the Hopper kernels, plain ones are used: {error}"
+        warnings.warn(said, RuntimeWarning, stacklevel=4)
+        return False
+
+    @classmethod
+    def there(cls) -> bool:
+        """Whether the kernels can be imported."""
+        if not cls.refused:
+            try:
+                from radixkv.gpu.kernels import hopper_decode  # noqa: F401
+            except (ImportError, AttributeError) as error:
+                cls.refuse(error)
+        return not cls.refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,8 @@ def hopper_tiles(
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return None
     if q_dtype not in (torch.bfloat16, torch.float16) or kv_dtype != q_dtype or head_dim not in HEAD_DIMS or softcap:
+        return None
+    if not Gluon.there():
         return None
     # three tiles of K and V fill the multiprocessor's memory; two are 1 to 4% slower, tiles of 64 tokens 15%
     return HopperTiles(block=128, stages=3)
@@ -132,20 +163,25 @@ def launch(
     """Launch the prefill kernel; False for pages that the copy engine cannot read. results: out, lse and the same of
     several parts.
     """
+    from triton import CompilationError
+
     from radixkv.gpu.kernels.hopper import hopper_prefill_kernel
 
     _, page_tokens, kv_heads, dim = k_pages.shape
-    described = descriptors(k_pages, v_pages, page_tokens)
+    described = None if Gluon.refused else descriptors(k_pages, v_pages, page_tokens)
     if described is None:
         return False
     at, sides = described
     group = q.shape[1] // kv_heads
-    hopper_prefill_kernel[(len(items), kv_heads, parts)](
-        q, *sides, tables, items, *results, q if sinks is None else sinks, scale, window, len(q), q.stride(0),
-        q.stride(1), at.page, at.head, at.column, at.rows, tables.stride(0),
-        HEADS=kv_heads, GROUP=group, TOKENS=ROWS // group, DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
-        STAGES=tiles.stages, WINDOW=window > 0, SINKS=sinks is not None, num_warps=4, maxnreg=168,
-    )  # fmt: skip
+    try:
+        hopper_prefill_kernel[(len(items), kv_heads, parts)](
+            q, *sides, tables, items, *results, q if sinks is None else sinks, scale, window, len(q), q.stride(0),
+            q.stride(1), at.page, at.head, at.column, at.rows, tables.stride(0),
+            HEADS=kv_heads, GROUP=group, TOKENS=ROWS // group, DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
+            STAGES=tiles.stages, WINDOW=window > 0, SINKS=sinks is not None, num_warps=4, maxnreg=168,
+        )  # fmt: skip
+    except CompilationError as error:
+        return Gluon.refuse(error)
     return True
 
 
@@ -156,21 +192,26 @@ def launch_decode(
     """Launch the decode kernel; False as ``launch``. results: out, lse, the same of several parts, and the counters of
     finished parts. options: of the launch.
     """
+    from triton import CompilationError
+
     from radixkv.gpu.kernels.hopper_decode import hopper_decode_kernel
 
     _, page_tokens, kv_heads, dim = k_pages.shape
     tokens = min(page_tokens, tiles.block)
-    described = descriptors(k_pages, v_pages, tokens)
+    described = None if Gluon.refused else descriptors(k_pages, v_pages, tokens)
     if described is None:
         return False
     at, sides = described
     group = q.shape[1] // kv_heads
-    # two programs share a multiprocessor's registers: 128 for each of 256 threads
-    hopper_decode_kernel[(kv_heads, len(items))](
-        q, *sides, tables, items, *results, q if sinks is None else sinks, scale, window, q.stride(0), q.stride(1),
-        at.page, at.head, at.column, at.rows, tables.stride(0),
-        HEADS=kv_heads, GROUP=group, COLS=limits.pad(group, 8), DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
-        BOX=tokens, STAGES=tiles.stages, MERGED=16, SHARERS=tiles.sharers, WINDOW=window > 0, SINKS=sinks is not None,
-        num_warps=4, maxnreg=128, **options,
-    )  # fmt: skip
+    try:
+        # two programs share a multiprocessor's registers: 128 for each of 256 threads
+        hopper_decode_kernel[(kv_heads, len(items))](
+            q, *sides, tables, items, *results, q if sinks is None else sinks, scale, window, q.stride(0), q.stride(1),
+            at.page, at.head, at.column, at.rows, tables.stride(0),
+            HEADS=kv_heads, GROUP=group, COLS=limits.pad(group, 8), DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
+            BOX=tokens, STAGES=tiles.stages, MERGED=16, SHARERS=tiles.sharers, WINDOW=window > 0,
+            SINKS=sinks is not None, num_warps=4, maxnreg=128, **options,
+        )  # fmt: skip
+    except CompilationError as error:
+        return Gluon.refuse(error)
     return True

@@ -48,6 +48,17 @@ def check_types(q_dtype: torch.dtype, kv_dtype: torch.dtype, per_token_head: boo
     return PER_TOKEN_HEAD if per_token_head else PER_TENSOR
 
 
+def check_card(device: torch.device, kv_dtype: torch.dtype) -> None:
+    """Raises ConfigError for pages whose type the card cannot convert: float8_e4m3fn before compute capability 8.9."""
+    if kv_dtype == torch.float8_e4m3fn and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < (8, 9):
+            rest = ", ".join(str(x) for x in (*FLOATS, torch.int8))
+            raise ConfigError(
+                f"page type {kv_dtype} needs compute capability 8.9, {device} has {major}.{minor}; supported: {rest}"
+            )
+
+
 def check_pages(k_pages: Tensor, v_pages: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """K and V pages are [pages, page_tokens, kv_heads, head_dim] of one type and one stride, elements of a head side by
     side. Raises ValueError.

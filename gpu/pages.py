@@ -53,6 +53,7 @@ def write(
     limits.check_pages(k_pages, v_pages, (page_tokens, kv_heads, head_dim), k_pages.dtype)
     limits.one_of("type of new K and V", k.dtype, limits.FLOATS)
     limits.one_of("page type", k_pages.dtype, limits.FLOATS + limits.QUANTISED)
+    limits.check_card(k_pages.device, k_pages.dtype)
     quantised = k_pages.dtype in limits.QUANTISED
     kind = limits.check_types(k.dtype, k_pages.dtype, k_scales is not None) if quantised else limits.PLAIN
     k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, kind)

@@ -25,6 +25,7 @@ class AttentionPlan:
         self.softcap, self.sinks = softcap, sinks
         self.scale = head_dim**-0.5 if scale is None else scale
         self.device = torch.device(device)
+        limits.check_card(self.device, self.kv_dtype)
         self.padded = limits.pad(head_dim, 16)
 
     def _results(

@@ -12,11 +12,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from radixkv.gpu.kernels.gluon_names import barrier, load_box, reinterpret
 from radixkv.gpu.kernels.tiles import LN2, LOG2E
 
 ROWS = gl.constexpr(64)
@@ -48,7 +48,7 @@ def feed(
         for j in gl.static_range(PAGES):
             for h in gl.static_range(HALVES):
                 box = k_boxes.index((stage * HALVES + h) * PAGES + j)
-                tma.async_copy_global_to_shared(k_desc, [rows[j], head_column + 64 * h], k_ready.index(stage), box)
+                load_box(k_desc, [rows[j], head_column + 64 * h], k_ready.index(stage), box)
         mbarrier.wait(v_free.index(stage), phase ^ 1)
         # slots of the last page past the length are cleared before the tile is handed over
         cut = ((first + PAGES) * PAGE > length) & (length % PAGE != 0)
@@ -57,7 +57,7 @@ def feed(
         for j in gl.static_range(PAGES):
             for h in gl.static_range(HALVES):
                 box = v_boxes.index((stage * HALVES + h) * PAGES + j)
-                tma.async_copy_global_to_shared(v_desc, [rows[j], head_column + 64 * h], ready, box)
+                load_box(v_desc, [rows[j], head_column + 64 * h], ready, box)
         if cut:
             mbarrier.wait(ready, 0)
             clear(v_atoms, stage * (HALVES * BLOCK // 8), length - first * PAGE, PAGE, BLOCK, HALVES, 1)
@@ -163,7 +163,7 @@ def compute(
     query = q_tiles.index(WHICH)
     query.store(gl.load(q + at[:, None] + d[None, :], mask=mine[:, None], other=0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
 
     s_r = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))
     s_token = first + s_r // GROUP
@@ -213,7 +213,7 @@ def compute(
         gl.store(lse + s_row, row_sums, mask=s_mine)
         # the queries are read no more: through their place, to rows of 16 bytes a thread
         query.store(acc.to(out.dtype.element_ty))
-        gl.thread_barrier()
+        barrier()
         to = ((q_start + token) * (HEADS * GROUP) + head * GROUP + r % GROUP) * DIM
         gl.store(out + to[:, None] + d[None, :], query.load(wide), mask=mine[:, None])
     else:
@@ -269,9 +269,9 @@ def hopper_prefill_kernel(
     q_tiles = gl.allocate_shared_memory(dtype, [2, ROWS, DIM], swizzled)
     k_boxes = gl.allocate_shared_memory(dtype, [STAGES * HALVES * (BLOCK // PAGE), PAGE, 64], swizzled)
     v_boxes = gl.allocate_shared_memory(dtype, [STAGES * HALVES * (BLOCK // PAGE), PAGE, 64], swizzled)
-    v_atoms = v_boxes._reinterpret(dtype, [STAGES * HALVES * BLOCK // 8, 8, 64], swizzled)
-    k_tiles = k_boxes._reinterpret(dtype, [STAGES, BLOCK, DIM], swizzled)
-    v_tiles = v_boxes._reinterpret(dtype, [STAGES, BLOCK, DIM], swizzled)
+    v_atoms = reinterpret(v_boxes, dtype, [STAGES * HALVES * BLOCK // 8, 8, 64], swizzled)
+    k_tiles = reinterpret(k_boxes, dtype, [STAGES, BLOCK, DIM], swizzled)
+    v_tiles = reinterpret(v_boxes, dtype, [STAGES, BLOCK, DIM], swizzled)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     # the one more is for the tile that is cleared first

@@ -12,11 +12,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from radixkv.gpu.kernels.gluon_names import barrier, load_box, reinterpret
 from radixkv.gpu.kernels.hopper import clear
 from radixkv.gpu.kernels.hopper_merge import merge_parts, share_of, with_sink
 from radixkv.gpu.kernels.tiles import LOG2E
@@ -75,7 +75,7 @@ def feed(
             ask_for(table + start // PAGE)
         # a box of nothing: the copy engine knows the tensor by the time a page's place is known
         mbarrier.expect(ready.index(STAGES), BOX * 128)
-        tma.async_copy_global_to_shared(desc, [none, 0], ready.index(STAGES), boxes.index(0))
+        load_box(desc, [none, 0], ready.index(STAGES), boxes.index(0))
         mbarrier.wait(ready.index(STAGES), 0)
         wait_for_launch()
     for i in range(tiles):
@@ -87,7 +87,7 @@ def feed(
         for j in gl.static_range(BOXES):
             for h in gl.static_range(HALVES):
                 box = boxes.index((stage * HALVES + h) * BOXES + j)
-                tma.async_copy_global_to_shared(desc, [rows[j], head_column + 64 * h], ready.index(stage), box)
+                load_box(desc, [rows[j], head_column + 64 * h], ready.index(stage), box)
 
 
 @gluon.constexpr_function
@@ -107,11 +107,11 @@ def of_tile(tile, exchange, MAX: gl.constexpr):
     layout: gl.constexpr = side_by_side(COLS)
     if MAX:
         exchange.store(gl.max(gl.max(by_warp, axis=0), axis=1))
-        gl.thread_barrier()
+        barrier()
         x = gl.max(exchange.load(layout), axis=0)
     else:
         exchange.store(gl.sum(gl.sum(by_warp, axis=0), axis=1))
-        gl.thread_barrier()
+        barrier()
         x = gl.sum(exchange.load(layout), axis=0)
     return gl.convert_layout(x, gl.SliceLayout(0, tile.type.layout))
 
@@ -143,7 +143,7 @@ def compute(
     q_at = seq * q_seq + (head * GROUP + r) * q_head
     q_tile.store(gl.load(q + q_at[:, None] + e[None, :], mask=(r < GROUP)[:, None], other=0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
 
     factor = scale * LOG2E
     c = gl.arange(0, BLOCK, rows)
@@ -171,14 +171,14 @@ def compute(
         top = higher
         p_tile.store(p.to(dtype).trans([1, 0]))
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         # all four warps have their scores, or they would not have met
         mbarrier.arrive(k_free.index(stage), count=1)
         mbarrier.wait(v_ready.index(stage), phase)
         if end - at < BLOCK:
             clear(v_atoms, stage * (HALVES * BLOCK // 8), end - at, BOX, BLOCK, HALVES, 4)
             fence_async_shared()
-            gl.thread_barrier()
+            barrier()
         v_turned, p_turned = v_tiles.index(stage).permute([1, 0]), p_tile.permute([1, 0])
         acc = warpgroup_mma_wait(0, deps=[warpgroup_mma(v_turned, p_turned, acc, is_async=True)])
         mbarrier.arrive(v_free.index(stage), count=1)
@@ -232,9 +232,9 @@ def hopper_decode_kernel(
     q_tile = gl.allocate_shared_memory(dtype, [COLS, DIM], swizzled)
     p_tile = gl.allocate_shared_memory(dtype, [COLS, BLOCK], swizzled)
     exchange = gl.allocate_shared_memory(gl.float32, [4, COLS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    k_tiles = k_boxes._reinterpret(dtype, [STAGES, BLOCK, DIM], swizzled)
-    v_tiles = v_boxes._reinterpret(dtype, [STAGES, BLOCK, DIM], swizzled)
-    v_atoms = v_boxes._reinterpret(dtype, [STAGES * HALVES * BLOCK // 8, 8, 64], swizzled)
+    k_tiles = reinterpret(k_boxes, dtype, [STAGES, BLOCK, DIM], swizzled)
+    v_tiles = reinterpret(v_boxes, dtype, [STAGES, BLOCK, DIM], swizzled)
+    v_atoms = reinterpret(v_boxes, dtype, [STAGES * HALVES * BLOCK // 8, 8, 64], swizzled)
     # the one more is for the box of nothing
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

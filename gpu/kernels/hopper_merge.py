@@ -6,6 +6,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from radixkv.gpu.kernels.gluon_names import barrier
 from radixkv.gpu.kernels.tiles import LN2, LOG2E
 
 FEW = gl.constexpr(4)
@@ -127,7 +128,7 @@ def merge_parts(
     GROUP_PAD: gl.constexpr = 1 << (GROUP - 1).bit_length()
     counter = finished + seq * HEADS + head
     # every thread's part is written before the count goes up, and read after it was seen
-    gl.thread_barrier()
+    barrier()
     before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     few = parts <= FEW
     sharers = gl.where((together > 0) & (parts > FEW), gl.minimum(parts // 2, SHARERS), 1)
@@ -137,7 +138,7 @@ def merge_parts(
             count = before + 1
             while count < parts:
                 count = count_at(counter)
-            gl.thread_barrier()
+            barrier()
             # those that share count again: the last to have seen all parts makes it ready for the next launch
             before = gl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
         if SHARERS > 1 and few:

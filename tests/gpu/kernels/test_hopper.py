@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from radixkv.gpu.hopper import HopperTiles, hopper_tiles, page_rows
+from radixkv.gpu.hopper import Gluon, HopperDecodeTiles, HopperTiles, hopper_tiles, page_rows
 from radixkv.gpu.prefill import PrefillPlan, prefill_tiles
 
 from .parts import Batch, check, error
@@ -110,3 +111,51 @@ def test_pages_of_other_strides(where: str, kind: str, stages: int) -> None:
     out, lse = (x.to(where) for x in batch.poisoned(40))
     plan.run(q.to(where), k, v, torch.tensor([ids], dtype=torch.int32, device=where), out=out, lse=lse)
     check((out.cpu(), lse.cpu()), batch.reference(q, [40]), 1e-2)
+
+
+class Unbuilt:
+    """A kernel that the compiler does not take."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **options: Any) -> None:
+            from triton import CompilationError
+
+            raise CompilationError(None, None, "no attribute")
+
+        return launch
+
+
+@pytest.fixture
+def gluon(monkeypatch: pytest.MonkeyPatch) -> type[Gluon]:
+    """What is known of Gluon, forgotten again at the end."""
+    monkeypatch.setattr(Gluon, "refused", False)
+    return Gluon
+
+
+def test_a_triton_that_does_not_build_a_kernel_leaves_the_work_to_the_plain_one(
+    where: str, gluon: type[Gluon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixkv.gpu.kernels.hopper.hopper_prefill_kernel", Unbuilt())
+    monkeypatch.setattr("radixkv.gpu.kernels.hopper_decode.hopper_decode_kernel", Unbuilt())
+    batch = Batch(where, [70, 0, 33], dim=64)
+    q = batch.normal(3, 4, 64)
+    with pytest.warns(RuntimeWarning, match=r"Triton 3\..* does not build the Hopper kernels(.|\n)*no attribute"):
+        got = batch.decode(q, tiles=HopperDecodeTiles(64, 4, 1, 1))
+    check(got, batch.reference(q), 3e-3)
+    assert gluon.refused
+    news = [6, 0, 3]
+    q = batch.normal(sum(news), 4, 64)
+    check(batch.prefill(q, news, tiles=HopperTiles(128, 3)), batch.reference(q, news), 3e-3)  # no second warning
+
+
+def test_where_gluon_has_other_names_the_plain_kernels_are_planned(
+    gluon: type[Gluon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    shape = (torch.device("cuda"), *TYPES, 128, 0.0)
+    assert hopper_tiles(*shape) == HopperTiles(128, 3)
+    monkeypatch.setitem(sys.modules, "radixkv.gpu.kernels.hopper_decode", None)
+    monkeypatch.delattr("radixkv.gpu.kernels.hopper_decode")
+    with pytest.warns(RuntimeWarning, match="does not build the Hopper kernels"):
+        assert hopper_tiles(*shape) is None
+    assert hopper_tiles(*shape) is None

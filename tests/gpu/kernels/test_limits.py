@@ -9,6 +9,7 @@ import torch
 
 from radixkv.errors import ConfigError
 from radixkv.gpu.decode import DecodePlan
+from radixkv.gpu.limits import check_card
 from radixkv.gpu.merge import merge_states
 from radixkv.gpu.packing import gather
 from radixkv.gpu.pages import copy_pages, write
@@ -100,3 +101,18 @@ def test_moves_refuse(where: str) -> None:
         write(kv[0, 0].double(), kv[0, 1].double(), ids.long(), k, k)
     with pytest.raises(ValueError, match="need float32 lses"):
         merge_states(k, k)
+
+
+def test_fp8_pages_are_refused_on_cards_that_cannot_convert_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda")
+    for capability, served in (((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, is_of=capability: is_of)
+        check_card(card, torch.int8)
+        if served:
+            check_card(card, torch.float8_e4m3fn)
+        else:
+            with pytest.raises(ConfigError, match=r"needs compute capability 8.9.*supported: torch.bfloat16.*int8"):
+                check_card(card, torch.float8_e4m3fn)
+            with pytest.raises(ConfigError, match=r"needs compute capability 8.9"):
+                DecodePlan(3, **{**SHAPE, "device": "cuda", "kv_dtype": torch.float8_e4m3fn})
+    check_card(torch.device("cpu"), torch.float8_e4m3fn)
