@@ -260,7 +260,7 @@ class PrefixTree(Paths):
             self._claim(node, key, off)
         in_place = (
             not node.children and not node.tails and node.parent is not None and full + count <= self.grow_pages
-            and (ids is None or len(node.pages) == 4 * full)
+            and (node.last_use == now if ids is None else len(node.pages) == 4 * full)
         )  # fmt: skip
         if count > self.edge_pages:
             count = self.edge_pages

@@ -78,3 +78,17 @@ def test_a_commits_fence_covers_its_last_part_of_a_page(drive: Drive) -> None:
     d.check()
     d.evict_all()
     assert d.run([*prompt(70), 1]) == 70
+
+
+def test_the_source_of_a_copy_is_held_until_the_copy_has_ended(drive: Drive) -> None:
+    """The device may read it long after the lease has taken its own page."""
+    d = drive(pages=2, host_chunks=0)
+    d.run(prompt(8))
+    session = d.lease([*prompt(5), 9], fill=False)
+    session.compute()
+    assert d.stats.cow_copies == 1
+    assert d.evict_all() == 0, "who wrote to it next would change what is copied"
+    session.stream.synchronize()
+    d.cache.tick()
+    assert d.evict_all() == 1
+    d.check()

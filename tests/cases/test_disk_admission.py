@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from radixkv.config import DiskConfig
 from radixkv.errors import ConfigError
+from radixkv.plan import StorePlan, WritePlan
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, Driver, prompt
 
@@ -55,6 +57,18 @@ def test_a_chat_is_written_one_turn_late(drive: Drive, second_use: None) -> None
     d.evict_all()
     d.cache.clear(tier="host")
     assert d.look(chat) == (0, 0, 448)
+
+
+def test_tick_writes_ahead_past_what_is_not_admitted(drive: Drive, second_use: None) -> None:
+    d = drive(disk_bytes=DISK, write_ahead=0.0)
+    for kind in (1, 2, 2):
+        d.run(prompt(64, kind))
+        for store in d.copies(StorePlan):
+            d.finish(store, tell=False)
+    d.cache.tick()
+    assert [plan.tokens for plan in d.copies(WritePlan)] == [np.array(prompt(64, 2), np.int32).tobytes()]
+    d.drain()
+    d.check()
 
 
 def test_a_flood_of_prompts_used_once_displaces_nothing(drive: Drive, second_use: None) -> None:

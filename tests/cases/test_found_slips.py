@@ -4,6 +4,7 @@ of use, rooms.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -198,4 +199,83 @@ def test_h4_a_record_counts_as_what_it_takes_once_it_is_written(drive: Drive) ->
     assert d.stats.disk_used_bytes == most
     d.drain()
     assert 0 < d.stats.disk_used_bytes == d.core.disk.stats().used_bytes < most
+    d.check()
+
+
+def test_a27_what_old_weights_computed_is_not_stored(drive: Drive) -> None:
+    """It would push out chunks that somebody can read."""
+    d = drive()
+    session = d.lease(prompt(70))
+    d.cache.bump_revision(NS, timeout_s=0.0)
+    session.close()
+    assert not d.copies(StorePlan)
+    d.cache.tick()
+    assert not d.copies(StorePlan)
+    d.check()
+
+
+def test_the_host_has_nothing_past_a_part_that_only_disk_has(drive: Drive) -> None:
+    """A copy out of the host failed for good, and with it the host's copy went: the child's is still there."""
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(128))
+    d.cache.prefetch(NS, prompt(128))
+    d.drain()
+    assert d.look(prompt(129)) == (0, 128, 128)
+    session = d.lease(prompt(129), fill=False)
+    first, second = d.copies(LoadPlan)
+    while first in d.in_flight:
+        d.finish(first, Outcome.ERROR)
+    d.finish(second)
+    session.close()
+    d.drain()
+    d.evict_all()
+    assert d.look(prompt(129)) == (0, 0, 128)
+    d.check()
+
+
+def test_a_prefetch_wants_what_disk_alone_has(drive: Drive) -> None:
+    d = drive(disk_bytes=DISK)
+    d.to_disk(prompt(128))
+    for end in (64, 128):
+        job = d.cache.prefetch(NS, prompt(end))
+        assert job.wanted_tokens == 64
+        d.drain()
+        assert job.poll() and job.moved_tokens == 64
+    assert d.look(prompt(129)) == (0, 128, 128)
+    d.check()
+
+
+def test_a_restart_makes_no_chunk_as_new_as_its_parent(drive: Drive) -> None:
+    """What goes on from a prefix that everybody uses is as old as its own last use: it went last of all."""
+    tier = MemoryTier(4 * MemoryTier(DISK).footprint(64 * 128))
+    d = drive(own_tier=lambda: tier)
+    d.to_disk(prompt(128))
+    d.to_disk(prompt(64, 2))
+    d.lease([*prompt(64), 5], fill=False).close()
+    d.restart()
+    for kind in (3, 4):
+        d.run(prompt(64, kind))
+        d.only_disk()
+    assert d.look(prompt(128))[2] == 64
+    assert [d.look(prompt(65, kind))[2] for kind in (2, 3, 4)] == [64] * 3
+    d.check()
+
+
+def test_a_restart_makes_no_chunk_as_old_as_what_branches_off_it(drive: Drive) -> None:
+    """Uses are written along with other writes: after a kill an end may say an older one than the path it is on."""
+    tier = MemoryTier(DISK)
+    d = drive(own_tier=lambda: tier)
+    d.to_disk([*prompt(36), 9, 9, 9, 9])
+    then = d.cache.now
+    d.to_disk(prompt(64))
+    d.close()
+    rows = [
+        msgspec.structs.replace(row, last_use=min(row.last_use, then + len(row.tokens) - 160)) for row in tier.scan()
+    ]
+    tier.scan = lambda: iter(rows)  # type: ignore[method-assign]
+    d._open()
+    assert d.look([*prompt(36), 9, 9, 9, 9, 1])[2] == 40
+    assert d.cache.clear(unused_since=then).disk_chunks == 0
+    assert d.look(prompt(65))[2] == 64
+    assert d.cache.clear(unused_since=d.cache.now).disk_chunks == 2
     d.check()
