@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from radixkv.errors import OutOfPages
 from radixkv.media import ENTRY_BYTES, MediaTable, Span
 from radixkv.plan import DeletePlan, LoadPlan, NamePlan, Outcome, ReadPlan, StorePlan, WritePlan
 from tests.cases.conftest import Drive
@@ -278,4 +279,20 @@ def test_a_restart_makes_no_chunk_as_old_as_what_branches_off_it(drive: Drive) -
     assert d.cache.clear(unused_since=then).disk_chunks == 0
     assert d.look(prompt(65))[2] == 64
     assert d.cache.clear(unused_since=d.cache.now).disk_chunks == 2
+    d.check()
+
+
+def test_pages_that_a_fork_holds_make_no_room(drive: Drive) -> None:
+    """They may leave the tree, but nobody else gets them: who needs more than is free gives nothing up for it."""
+    d = drive(pages=8, host_chunks=0)
+    session = d.lease(prompt(64), commit=False)
+    fork = session.fork()
+    session.commit()
+    session.close()
+    with pytest.raises(OutOfPages):
+        d.lease(prompt(96, 2))
+    assert d.look(prompt(65))[0] == 64
+    d.check()
+    fork.close()
+    d.lease(prompt(96, 2))
     d.check()
