@@ -43,7 +43,7 @@ class Extent:
         self._fd = os.open(folder / DATA_FILE, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         found = os.fstat(self._fd)
         self.identity = found.st_dev, found.st_ino
-        self._mapped = start, end = _mapped(found)
+        self._mapped = start, end = mapped(found)
         self._map = memoryview((ctypes.c_char * (end - start)).from_address(start)) if end else memoryview(b"")
         self._view = _View()
         self.writeback = Writeback(self._fd)
@@ -220,7 +220,7 @@ _release_buffer = ctypes.pythonapi.PyBuffer_Release
 _release_buffer.argtypes, _release_buffer.restype = (ctypes.POINTER(_View),), None
 
 
-def _mapped(found: os.stat_result) -> tuple[int, int]:
+def mapped(found: os.stat_result) -> tuple[int, int]:
     """Where in memory the file is mapped from its start on; (0, 0) where the system does not say.
 
     Names are bytes that need be no text. Some file systems show another device there than ``stat`` does, so one that

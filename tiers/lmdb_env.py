@@ -18,15 +18,13 @@ from radixkv.tiers.folder import COPY_FILE, DATA_FILE
 from radixkv.tiers.readers import (
     DAMAGED_TABLE,
     MAX_READERS,
+    Mapped,
     begin,
     cut_short,
-    lengthen,
-    lost_its_end,
     make_table,
     opening,
     remake_table,
     table,
-    table_bytes,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +135,7 @@ class Store:
     def _connect(self) -> None:
         self._env = environment(self.folder, self._map_bytes, sync=self._sync)
         try:
-            self._table, self._table_bytes = table(self.folder), table_bytes(self.folder)
+            self._table = Mapped(self.folder)
             self._env.reader_check()
             self.meta, self.names, self.index, self.payload = databases(self._env, self.folder)
             self._extent = Extent(self.folder, self._env, writable=True)
@@ -148,16 +146,12 @@ class Store:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """Be inside, with a whole table of readers. Raises Unavailable, lmdb.Error, OSError."""
-        if not self._gate.forked and not self._closed and self._table_cut:
+        if not self._gate.forked and not self._closed and self._table.lost:
             with self._changing:
-                if self._table_cut:
+                if self._table.lost:
                     self.reconnect()
         with self._gate.entered():
             yield
-
-    @property
-    def _table_cut(self) -> bool:
-        return lost_its_end(self.folder, self._table, self._table_bytes)
 
     @contextmanager
     def reading(self) -> Iterator[Transaction[memoryview]]:
@@ -209,7 +203,7 @@ class Store:
         raises. Its views are valid until something is written. Raises Unavailable, and OSError where the file is not in
         its place any more: nobody would find what is written to it.
         """
-        if not self._gate.forked and table(self.folder) != self._table:
+        if not self._gate.forked and table(self.folder) != self._table.place:
             self.reconnect()  # removed under us: readers since then are in another one, and what they read is not to go
         with self._entered():
             self._extent.check(self._env)
@@ -256,13 +250,13 @@ class Store:
                 raise Unavailable("the disk store is closed")
             self._check_place()  # the lock is for the folder that was opened
             make_table(self.folder)  # where there is no room for one, what is open can be read all the same
-            if cut := self._table_cut:
-                self._gate.shut(lambda: lengthen(self.folder, self._table_bytes))
+            if lost := self._table.lost:
+                self._gate.shut(self._table.lengthen)
             else:
                 self._gate.shut()
             self._env.close()
             self._extent.close()
-            if cut:
+            if lost:
                 remake_table(self.folder)
             try:
                 self._connect()
@@ -275,7 +269,7 @@ class Store:
         if self._closed or self.forked:
             return
         self._closed = True
-        self._gate.shut(lambda: lengthen(self.folder, self._table_bytes) if self._table_cut else None)
+        self._gate.shut(lambda: self._table.lengthen() if self._table.lost else None)
         try:
             self._env.sync(True)
         except lmdb.Error as error:

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import lmdb
 
 from radixkv.errors import StoreLocked
+from radixkv.tiers.extent import mapped
 from radixkv.tiers.folder import READERS_FILE
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ _TABLE_BYTES = (MAX_READERS + 2) * 64
 """A cache line for each reader, two for what comes before them."""
 
 _LEAST_BYTES = 4 * 64
+
+_MARK_BYTES = 8
+"""LMDB's magic number and the version of the table: they never change, and who fills a table anew has others."""
 
 _NO_TABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP)
 """A folder that cannot be written, or has no links: LMDB itself does without, or says so."""
@@ -86,23 +91,50 @@ def table(folder: Path) -> Place | None:
     return found.st_dev, found.st_ino
 
 
-def table_bytes(folder: Path) -> int:
-    """Bytes of the table in ``folder``; 0 where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return (folder / READERS_FILE).stat().st_size
-    return 0
+class Mapped:
+    """The table that an open environment has mapped, and whether it is as LMDB made it.
 
-
-def lost_its_end(folder: Path, place: Place | None, nbytes: int) -> bool:
-    """Whether the table, in use with ``nbytes`` bytes, was cut: LMDB has it mapped, and dies of SIGBUS past its end."""
-    return table(folder) == place is not None and table_bytes(folder) < nbytes
-
-
-def lengthen(folder: Path, nbytes: int) -> None:
-    """Give a table its length back, as nothing but zeros: good for no transaction, but for the end of those that run,
-    and to close it. By path, for whoever closes a descriptor of it drops LMDB's locks on it. Raises OSError.
+    Its mark is read from this process's memory, in which no cut can kill who looks: whoever closes a descriptor of the
+    file drops LMDB's locks on it.
     """
-    os.truncate(folder / READERS_FILE, nbytes)
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / READERS_FILE
+        self.place, self._nbytes = table(folder), 0
+        self._memory, self._start = -1, 0
+        if self.place is not None:
+            found = self._path.stat()
+            self._nbytes, self._start = found.st_size, mapped(found)[0]
+            with contextlib.suppress(OSError):  # then a cut is known by the length alone
+                self._memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._memory).atexit = False
+        self._mark = self._read()
+
+    def _read(self) -> bytes:
+        try:
+            return os.pread(self._memory, _MARK_BYTES, self._start) if self._start else b""
+        except OSError:
+            return b""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was cut, whatever has filled it again: past its end LMDB dies of SIGBUS, and readers that are not
+        in it any more lose their pages to the writer. Of one that is not in its place any more nothing is known.
+        """
+        return table(self._path.parent) == self.place is not None and (self._short or self._read() != self._mark)
+
+    @property
+    def _short(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path.stat().st_size < self._nbytes
+        return False
+
+    def lengthen(self) -> None:
+        """Give a cut one its length back, as nothing but zeros: good for no transaction, but for the end of those that
+        run, and to close it. Raises OSError.
+        """
+        if self._short:
+            os.truncate(self._path, self._nbytes)
 
 
 def clear_unfinished(folder: Path) -> None:

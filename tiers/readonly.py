@@ -22,7 +22,7 @@ from radixkv.tiers.fetch import fetch, some_rows
 from radixkv.tiers.folder import DATA_FILE, damage, map_bytes
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import PAYLOAD, Gate, Unavailable, databases, environment
-from radixkv.tiers.readers import Lagging, begin, lagging, lost_its_end, table, table_bytes
+from radixkv.tiers.readers import Lagging, Mapped, begin, lagging, table
 from radixkv.types import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ReadOnlyStore:
             raise StoreFormat(f"disk store {self.folder} cannot be read: {found}")
         self._env = environment(self.folder, map_bytes(self.folder), sync=False, readonly=True)
         try:
-            self._table, self._table_bytes = table(self.folder), table_bytes(self.folder)
+            self._table = Mapped(self.folder)
             self._extent = Extent(self.folder, self._env)
             self.meta, self.names, self.index, self.payload = databases(self._env, self.folder, make=False)
         except BaseException:
@@ -141,10 +141,10 @@ class ReadOnlyStore:
             raise Unavailable(f"disk store {self.folder}: {error}") from error
 
     def _current(self) -> bool:
-        if lost_its_end(self.folder, self._table, self._table_bytes):
+        if self._table.lost:
             raise Unavailable(f"the table of readers of {self.folder} was cut; its writer makes a new one")
         found = (self.folder / DATA_FILE).stat()
-        same = (found.st_dev, found.st_ino) == self._extent.identity and table(self.folder) == self._table
+        same = (found.st_dev, found.st_ino) == self._extent.identity and table(self.folder) == self._table.place
         return same and map_bytes(self.folder) <= self._env.info()["map_size"]
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class ReadOnlyStore:
             return
         self._closed = True
         self._gate.shut()
-        if lost_its_end(self.folder, self._table, self._table_bytes):
+        if self._table.lost:
             _kept.append(self._env)  # to close it would touch what is gone
         else:
             self._env.close()

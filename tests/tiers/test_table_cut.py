@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -22,13 +23,17 @@ MODULE = "tests.tiers.test_table_cut"
 HELD = [item(n, random=True) for n in range(20)]
 
 
-def cut_under_a_writer(point: str, nbytes: str, act: str) -> None:
+def cut_under_a_writer(point: str, nbytes: str, act: str, filled: str) -> None:
     """Whatever comes first after the cut, it and all else goes on."""
     folder = Path(point)
     tier = open_tier(folder)
     assert all(outcome is Outcome.OK for outcome, _ in tier.write(HELD[:10]))
     for _ in range(2):
+        whole = (folder / "lock.mdb").stat().st_size
         os.truncate(folder / "lock.mdb", int(nbytes))
+        if filled:
+            with (folder / "lock.mdb").open("r+b") as file:
+                file.write(random.Random(1).randbytes(whole) if filled == "noise" else bytes(whole))
         if act == "read":
             assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in HELD[:10])
         elif act == "write":
@@ -55,7 +60,14 @@ def cut_under_a_writer(point: str, nbytes: str, act: str) -> None:
 
 @pytest.mark.parametrize("act", ["read", "write", "delete", "threads", "close"])
 def test_d9_a_table_cut_under_a_writer(tmp_path: Path, act: str) -> None:
-    run_here(MODULE, "cut_under_a_writer", str(tmp_path), "0", act)
+    run_here(MODULE, "cut_under_a_writer", str(tmp_path), "0", act, "")
+
+
+@pytest.mark.parametrize("act", ["read", "write", "delete", "threads", "close"])
+@pytest.mark.parametrize("filled", ["zeros", "noise"])
+def test_d9_a_table_that_is_filled_again_after_the_cut(tmp_path: Path, act: str, filled: str) -> None:
+    """Its length is as before; readers that were in it are not."""
+    run_here(MODULE, "cut_under_a_writer", str(tmp_path), "0", act, filled)
 
 
 def write_when_told(point: str) -> None:
@@ -69,14 +81,17 @@ def write_when_told(point: str) -> None:
     writer.close()
 
 
-def cut_under_an_onlooker(point: str, end: str) -> None:
+def cut_under_an_onlooker(point: str, end: str, filled: str) -> None:
     """It answers nothing until the writer has made a new table, and then all; or it closes before."""
     folder = Path(point)
     with start_here(MODULE, "write_when_told", point, stdin=subprocess.PIPE) as writer:
         assert writer.stdout is not None and writer.stdin is not None and writer.stdout.readline() == "ready\n"
         store = open_read_only(folder)
         assert len(store.snapshot().rows) == 10
+        whole = (folder / "lock.mdb").stat().st_size
         os.truncate(folder / "lock.mdb", 0)
+        if filled:
+            os.truncate(folder / "lock.mdb", whole)
         with pytest.raises(Unavailable, match="its writer makes a new one"), store.reading():
             pass
         if end == "closed":
@@ -91,6 +106,7 @@ def cut_under_an_onlooker(point: str, end: str) -> None:
         assert writer.returncode == 0
 
 
+@pytest.mark.parametrize("filled", ["", "filled again"])
 @pytest.mark.parametrize("end", ["follows", "closed"])
-def test_d9_a_table_cut_under_an_onlooker(tmp_path: Path, end: str) -> None:
-    run_here(MODULE, "cut_under_an_onlooker", str(tmp_path), end)
+def test_d9_a_table_cut_under_an_onlooker(tmp_path: Path, end: str, filled: str) -> None:
+    run_here(MODULE, "cut_under_an_onlooker", str(tmp_path), end, filled)
