@@ -164,6 +164,8 @@ class Deletes:
     def release(self, nbytes: int) -> None:
         """Delete spent segments so that ``reserve_bytes`` are free once ``nbytes`` more are written."""
         spent = self._spent
+        if not spent.nbytes:
+            return
         lack = spent.reserve_bytes + nbytes - self._store.free_bytes(self._txn)
         while spent.nbytes and self._gone < _AT_ONCE_BYTES:
             wanted = max(lack, spent.nbytes - self._most_bytes)

@@ -68,7 +68,7 @@ def test_d4_a_full_store_goes_on_replacing(tmp_path: Path, sync: bool) -> None:
     assert len(found.tenths) == len(lines) == 10
     for tenth in found.tenths:
         assert len(tenth.latency_ms) == number // 10 and len(tenth.peer_ms) == -(-number // 80)
-        assert tenth.pieces >= 1 and tenth.ratio > 0 and tenth.core_ms >= tenth.kernel_ms >= 0
+        assert tenth.pieces >= 1 and tenth.ratio > 0 and 1.001 * tenth.core_ms >= tenth.kernel_ms >= 0
     assert len(found.old_ms) == len(found.new_ms) == 20
     assert 0.9 * found.live * cap < (tmp_path / "peer").stat().st_size <= cap
 
