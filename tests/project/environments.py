@@ -35,16 +35,18 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.Compl
 def requirements(distributions: Iterable[str]) -> dict[str, Distribution]:
     """The distributions and all they need, by canonical name, as installed here."""
     found: dict[str, Distribution] = {}
-    queue = list(distributions)
+    queue = [(canonicalize_name(name), "") for name in distributions]
+    asked = set()
     while queue:
-        name = canonicalize_name(queue.pop())
-        if name in found:
+        name, extra = wanted = queue.pop()
+        if wanted in asked:
             continue
+        asked.add(wanted)
         found[name] = distribution(name)
         for text in found[name].requires or ():
             requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                queue.append(requirement.name)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                queue += ((canonicalize_name(requirement.name), more) for more in ("", *requirement.extras))
     return found
 
 
