@@ -20,8 +20,8 @@ BATCH_BYTES = 32 << 20
 SPENT_SHARE = 32
 """Of a cap, what spent segments may take at most, while there is room for them (``Space.reserve_bytes``)."""
 
-SPENT_BYTES = 256 << 20
-"""And in the largest caps: of them a few hundred pieces are kept in memory."""
+SPENT_BYTES = 2 << 30
+"""And in the largest caps: who writes first looks up where they lie, 0.1 ms a record."""
 
 _SMALL_BATCH_BYTES = 8 << 20
 MIN_MAP_BYTES = 512 << 10

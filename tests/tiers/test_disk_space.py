@@ -36,6 +36,8 @@ def test_the_division_of_a_cap(capacity_bytes: int) -> None:
     assert space.batch_bytes <= BATCH_BYTES
     assert space.record_limit == space.map_bytes // 4
     assert space.batch_bytes <= max(8 << 20, space.map_bytes // 128), "three of them are not to take much of a cap"
+    spare = space.map_bytes - space.capacity_bytes
+    assert 0 < space.spent_bytes + space.reserve_bytes <= spare, "what waits leaves the writer its room"
     if capacity_bytes >= 1 << 30:
         assert space.capacity_bytes > space.map_bytes * 92 // 100
 
