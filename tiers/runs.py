@@ -46,6 +46,11 @@ class Piece(NamedTuple):
         """Where the next run begins."""
         return self.at + self.nbytes
 
+    @property
+    def runs(self) -> range:
+        """Where each of its runs begins."""
+        return range(self.at, self.end, RUN_BYTES)
+
     def split(self, count: int) -> tuple[Piece, Piece]:
         """Its first ``count`` segments, or all, and the rest."""
         count = min(count, self.segments)

@@ -36,7 +36,7 @@ class Spent:
     """Where the spent segments lie, known from the first write on.
 
     most_bytes: of them at most. reserve_bytes: what LMDB is to have free for the next transactions, whatever is spent.
-    A transaction that fails leaves this as if it had not: make it anew, and it learns from the store what there is.
+    After a transaction that fails this is not true: make it anew, and it learns from the store what there is.
     known: there is nothing to learn.
     """
 
@@ -48,11 +48,15 @@ class Spent:
         self.left: dict[bytes, int] = {}  # segments of each record
         self._starts: dict[int, list[Piece]] = {}  # stretches: pieces side by side, by where they begin
         self._ends: dict[int, list[Piece]] = {}
+        self._runs: set[int] = set()
         self._by_length: list[tuple[int, int]] = []  # a heap of all stretches there are, and were: length, begin
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Have these as well, none of which is there yet."""
+        """Have these as well, but for those of which a run is there already: a damaged tree names it twice."""
         for piece in pieces:
+            if not self._runs.isdisjoint(piece.runs):
+                continue
+            self._runs.update(piece.runs)
             left, right = self._ends.get(piece.at, []), self._starts.get(piece.end, [])
             for stretch in (left, right):
                 if stretch:
@@ -96,6 +100,7 @@ class Spent:
         return taken
 
     def _less(self, piece: Piece) -> None:
+        self._runs.difference_update(piece.runs)
         self.nbytes -= piece.nbytes
         self.left[piece.key] -= piece.segments
         if not self.left[piece.key]:

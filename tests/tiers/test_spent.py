@@ -132,6 +132,16 @@ def test_what_is_remembered_of_stretches_does_not_grow() -> None:
     assert spent.longest(1 << 30) == [Piece(1 << 30, b"long", 0, 100)] and not spent.left
 
 
+def test_a_run_that_is_named_twice_counts_once() -> None:
+    spent = Spent(1 << 40, 0)
+    spent.add([Piece(0, b"a", 0, 3), Piece(2 * RUN_BYTES, b"b", 0, 2), Piece(3 * RUN_BYTES, b"c", 0, 1)])
+    spent.add([Piece(0, b"a", 0, 3), Piece(0, b"d", 7, 1)])
+    assert spent.left == {b"a": 3, b"c": 1} and spent.nbytes == 4 * RUN_BYTES
+    assert spent.longest(1 << 30) == [Piece(0, b"a", 0, 3), Piece(3 * RUN_BYTES, b"c", 0, 1)]
+    spent.add([Piece(2 * RUN_BYTES, b"b", 0, 2)])
+    assert spent.take(b"b") == [Piece(2 * RUN_BYTES, b"b", 0, 2)] and not spent.left
+
+
 def churned(folder: Path, replacements: int) -> list[float]:
     """Pieces of a record of a full store's, by tenth of so many replacements."""
     draw = random.Random(5)
