@@ -277,6 +277,7 @@ class Store:
         self._extent.give_back(self._env, self._spare_bytes)
         self._env.close()
         self._extent.close()
+        self._table.close()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,13 +102,20 @@ class Mapped:
         self._path = folder / READERS_FILE
         self.place, self._nbytes = table(folder), 0
         self._memory, self._start = -1, 0
+        self._let_go: Callable[[], object] = lambda: None
         if self.place is not None:
             found = self._path.stat()
             self._nbytes, self._start = found.st_size, mapped(found)[0]
             with contextlib.suppress(OSError):  # then a cut is known by the length alone
                 self._memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-                weakref.finalize(self, os.close, self._memory).atexit = False
+                self._let_go = ending = weakref.finalize(self, os.close, self._memory)
+                ending.atexit = False
         self._mark = self._read()
+
+    def close(self) -> None:
+        """Nobody asks any more: the environment is closed."""
+        self._memory = -1
+        self._let_go()
 
     def _read(self) -> bytes:
         try:

@@ -158,6 +158,7 @@ class ReadOnlyStore:
         else:
             self._env.close()
         self._extent.close()
+        self._table.close()
 
     def __enter__(self) -> ReadOnlyStore:
         return self
