@@ -284,13 +284,13 @@ class Cache:
             if not plane.broken:
                 with plane.turn():
                     plane.drain()
+            if not core.mover.stopped:
+                log.warning("a copy did not end within %s s: the tiers are left to the end of the process", timeout_s)
+            elif self._after_close is not None:
+                self._after_close()
         except BaseException:  # interrupted: the tiers are still open, and another close is to close them
             plane.closed = bool(plane.broken)
             raise
-        if not core.mover.stopped:
-            log.warning("a copy did not end within %s s: the tiers are left to the end of the process", timeout_s)
-        elif self._after_close is not None:
-            self._after_close()
 
     def disown(self) -> None:
         """In a forked child: from here on every verb raises WrongProcess, and nothing of the parent's is touched."""

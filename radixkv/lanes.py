@@ -85,7 +85,9 @@ class Lanes:
         self._dropped = 0
 
     def submit(self, plan: Plan) -> bool:
-        """Queue a plan. False: its kind is at its bound, or the lanes are closed. Raises TypeError for what is none."""
+        """Queue a plan. False: its kind is at its bound, or the lanes are closed. Raises TypeError for what is none. A
+        plan whose submit raises is not queued.
+        """
         kind = type(plan)
         lane = self._lane.get(kind)
         if lane is None:
@@ -93,13 +95,21 @@ class Lanes:
         with self._lock:
             if not self.room(kind):
                 return False
-            self._began[plan.id] = time.perf_counter()
-            lane.queue.append(plan)  # from here on it ends in a Done, whatever fails
-            self._held[kind] += 1
-            if len(lane.queue) > lane.idle and len(lane.workers) < lane.threads:
-                self._start(lane)
-            self._work[lane.name].notify()
-        return True
+            held = self._held[kind]
+            try:
+                self._began[plan.id] = time.perf_counter()
+                lane.queue.append(plan)
+                self._held[kind] = held + 1
+                self._work[lane.name].notify()
+                if len(lane.queue) > lane.idle and len(lane.workers) < lane.threads:
+                    self._start(lane)
+            except Exception:  # no memory: whoever hears of it takes it that the plan will not run
+                if lane.queue and lane.queue[-1] is plan:
+                    lane.queue.pop()
+                self._began.pop(plan.id, None)
+                self._held[kind] = held
+                raise
+        return True  # from here on it ends in a Done, whatever fails
 
     def room(self, kind: type) -> int:
         """Plans of ``kind`` that ``submit`` would take now."""
@@ -159,8 +169,8 @@ class Lanes:
         return [thread for lane in self._lanes for thread in lane.workers]
 
     def _start(self, lane: Lane) -> None:
-        name = f"radixkv-{lane.name}" + (f"-{len(lane.workers)}" if lane.threads > 1 else "")
         try:
+            name = f"radixkv-{lane.name}" + (f"-{len(lane.workers)}" if lane.threads > 1 else "")
             thread = threading.Thread(target=self._loop, args=(lane,), name=name, daemon=True)
             lane.workers.append(thread)  # first: Ctrl-C may strike while ``start`` waits for a thread that runs
             try:

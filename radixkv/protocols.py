@@ -77,7 +77,7 @@ class Mover(Protocol):
 
     def submit(self, plan: Plan) -> bool:
         """Queue a plan. False: refused (its lane is full or closed); nothing will happen. Loads and reads are never
-        refused while open.
+        refused while open. An Exception out of it is a refusal too: the plan must not run afterwards.
         """
 
     def room(self, kind: type[Plan]) -> int:

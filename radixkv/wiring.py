@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -105,9 +106,21 @@ def open(
         cache = Cache(core)
         if disk is not None and staging is not None and mover is None:
             _probe(core, disk, staging.view)
-        cache.on_close(stack.pop_all().close)
+        cache.on_close(partial(_end, stack.pop_all(), disk))
         _opened.add(cache)
         return cache
+
+
+def _end(stack: ExitStack, disk: Tier | None) -> None:
+    """Close what a cache has opened. Interrupted, the tier is closed once more when somebody asks again: the folder
+    must not stay locked.
+    """
+    try:
+        stack.close()
+    except BaseException:
+        if disk is not None:
+            stack.callback(disk.close)
+        raise
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from radixkv.cache import Cache
 from radixkv.config import Config, DeviceConfig, DiskConfig, HostConfig
 from radixkv.errors import RadixKVError
 from radixkv.plan import Plan
+from radixkv.tiers.disk import DiskTier
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK, NS, Driver, make_layout, prompt
 from tests.tiers.memory import MemoryTier
@@ -152,22 +153,29 @@ def config(folder: Path) -> Config:
     )
 
 
-@pytest.mark.parametrize("interrupted", ["flush", "mover"])
+@pytest.mark.parametrize("interrupted", ["flush", "mover", "tier", "end"])
 def test_c9_a_close_that_is_interrupted_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
 ) -> None:
-    """Ctrl-C while the mover ended its copies left the store locked for the rest of the process."""
+    """Ctrl-C while the mover ended, or the tier closed, left the store locked for the rest of the process."""
     cache = radixkv.open(config(tmp_path))
     with cache.acquire(NS, prompt(70)) as lease:
         lease.append(70)
         lease.commit(prompt(70))
-    name = "close" if interrupted == "mover" else "wait"
+    disk = cache._plane.core.disk
+    assert isinstance(disk, DiskTier)
+    owner, name = {
+        "flush": (cache.mover, "wait"),
+        "mover": (cache.mover, "close"),
+        "tier": (disk._workers, "close"),
+        "end": (disk._lock, "release"),
+    }[interrupted]
 
-    def interrupts(timeout_s: float) -> Any:
+    def interrupts(*_: object) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(cache.mover, name, interrupts)
+        broken.setattr(owner, name, interrupts)
         with pytest.raises(KeyboardInterrupt):
             cache.close()
     cache.check()

@@ -323,6 +323,24 @@ def test_e11_ctrl_c_while_a_thread_starts_loses_no_thread(monkeypatch: pytest.Mo
     assert mover.close(5.0)
 
 
+@pytest.mark.parametrize("what", ["notify", "_start"])
+def test_a_plan_whose_submit_raised_never_runs(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Nobody waits for it: its slot or pages have other owners by then."""
+    rig, mover = threaded(queue=1)
+    lanes = mover._lanes
+
+    def fails(*_: object) -> None:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(lanes._work["store"] if what == "notify" else lanes, what, fails)
+        with pytest.raises(MemoryError):
+            mover.submit(store(1))
+    assert mover.submit(store(2, slot=4)) and list(rig.ends(1)) == [2]
+    assert rig.payload(0, 16) == bytes(len(rig.payload(0, 16))) != rig.payload(4, 16)
+    assert mover.close(5.0) and not mover.completed()
+
+
 def test_a_plan_of_no_known_kind_is_a_type_error() -> None:
     _, mover = threaded()
     with pytest.raises(TypeError, match="Done is not a kind of plan"):
