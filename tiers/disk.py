@@ -288,7 +288,7 @@ class DiskTier:
 
     def _commit(self, filling: Batch | Filling, out: Written) -> None:
         """Apply a batch, its puts' outcomes into ``out``; a full map gets a second try with freed pages settled."""
-        batch, spent = filling, self._spent
+        batch = filling
         try:
             try:
                 outcomes = self._apply(self._fitting(filling))
@@ -304,9 +304,8 @@ class DiskTier:
                 batch = filling.whole()
                 self._count("full", isinstance(error, lmdb.MapFullError))
                 self._store.forget_the_dead()  # first: deletes need pages as well
-                if batch.deletes or spent.left:
-                    self._apply(Batch(batch.deletes, thorough=True))
-                    batch = Batch((), batch.puts, batch.touches, batch.names)
+                self._apply(Batch(batch.deletes, thorough=True))  # without any it learns all the same what waits
+                batch = Batch((), batch.puts, batch.touches, batch.names)
                 while self._spent.left:
                     self._apply(Batch(thorough=True))
                 self._store.settle()

@@ -26,9 +26,10 @@ MODULE = "tests.tiers.test_full_disk"
 OTHER = bytes(reversed(ROOT))
 
 
-def open_tier(folder: Path) -> DiskTier:
+def open_tier(folder: Path, chunk_tokens: int = TOKENS) -> DiskTier:
     """A tier whose cap the disk cannot hold."""
-    return DiskTier(str(folder), 64 << 20, item_bytes=2, chunk_bytes=CHUNK_BYTES, chunk_tokens=TOKENS)
+    chunk_bytes = CHUNK_BYTES // TOKENS * chunk_tokens
+    return DiskTier(str(folder), 64 << 20, item_bytes=2, chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens)
 
 
 def filled(folder: Path, count: int) -> None:
@@ -172,6 +173,27 @@ def goes_on_below_its_cap(point: str) -> None:
 
 def test_d5_a_cap_larger_than_the_disk(tmp_path: Path) -> None:
     on_a_small_disk(tmp_path, 8 << 20, MODULE, "goes_on_below_its_cap")
+
+
+def what_waits_gives_way(point: str) -> None:
+    """After a restart, before anybody has looked where it lies."""
+    folder, tokens = Path(point) / "store", 1000
+    tier = open_tier(folder, tokens)
+    chunks = [item(n, tokens=tokens // 2, random=True) for n in range(30)]
+    assert all(outcome is Outcome.OK for outcome, _ in tier.write(chunks))
+    assert tier.delete(keys(chunks[:3])) == 3 and len(tier._spent.left) == 3
+    tier.close()
+    fill(Path(point), 0)
+    tier = open_tier(folder, tokens)
+    fresh = [item(n, tokens=tokens * 2 // 3, random=True) for n in (100, 101)]
+    assert [outcome for outcome, _ in tier.write(fresh)] == [Outcome.OK] * 2
+    assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in (*chunks[3:], *fresh))
+    check_gauges(tier)
+    tier.close()
+
+
+def test_d5_segments_of_deleted_records_make_room(tmp_path: Path) -> None:
+    on_a_small_disk(tmp_path, 24 << 20, MODULE, "what_waits_gives_way")
 
 
 @pytest.mark.parametrize("fits", [True, False])
