@@ -24,7 +24,7 @@ from radixkv.tiers.lmdb_env import FULL, Unavailable
 from radixkv.tiers.opening import open_store
 from radixkv.tiers.record import HEADER_BYTES, CorruptRecord, cut, pack_record
 from radixkv.tiers.space import Space, record_cost
-from radixkv.tiers.spent import Spent
+from radixkv.tiers.spent import Spent, waiting
 from radixkv.tiers.workers import Workers, usual_count
 from radixkv.types import TOKEN_BYTES
 
@@ -178,8 +178,7 @@ class DiskTier:
             return 0
         with self._writing:
             before = self._counts["deleted"]
-            rest = self._delete_most(list(keys))
-            if rest:
+            if rest := self._delete_most(list(keys)):
                 self._commit(Batch(rest), [])
             return self._counts["deleted"] - before
 
@@ -304,8 +303,9 @@ class DiskTier:
                 batch = filling.whole()
                 self._count("full", isinstance(error, lmdb.MapFullError))
                 self._store.forget_the_dead()  # first: deletes need pages as well
-                self._apply(Batch(batch.deletes, thorough=True))  # without any it learns all the same what waits
-                batch = Batch((), batch.puts, batch.touches, batch.names)
+                if batch.deletes or waiting(self._store):
+                    self._apply(Batch(batch.deletes, thorough=True))
+                    batch = Batch((), batch.puts, batch.touches, batch.names)
                 while self._spent.left:
                     self._apply(Batch(thorough=True))
                 self._store.settle()

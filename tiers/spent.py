@@ -197,6 +197,12 @@ class Deletes:
                 self._txn.put(spent_key(key), left.to_bytes(4, "little"), db=self._store.meta)
 
 
+def waiting(store: Store) -> dict[bytes, int]:
+    """What is spent, as the store has it: after a transaction that failed nothing else knows."""
+    with store.reading() as txn:
+        return spent_left(txn, store.meta)
+
+
 def disown(store: Store, txn: Transaction[memoryview]) -> None:
     """Forget that any segments are spent: the next open finds those that nobody accounts for, and what is stuck of them
     goes with the file that they are in.
