@@ -358,7 +358,7 @@ def test_a_damaged_one_costs_one_batch_and_is_gone_after_the_next_open(tmp_path:
     tier._spent.most_bytes = 0  # what waits goes with the next batch
     outcomes = [tier.write([chunk(100 + step)], delete=keys([chunks[10 + step]]))[0][0] for step in range(4)]
     assert outcomes == [Outcome.OK] * 4, "without its deletes' segments, and those after it"
-    assert waiting(tier) == {} and tier.stats().errors == 0
+    assert waiting(tier) == tier._spent.left == {} and tier.stats().errors == 0
     check_gauges(tier)
     tier.close()
     tier = open_tier(tmp_path)
