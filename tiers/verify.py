@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 import msgspec
 
 from radixkv.errors import ConfigError, StoreFormat
 from radixkv.keys import chunk_key
-from radixkv.tiers.census import ALL_SEGMENTS, KEY_BYTES, delete_record, segment_key, spent_left
+from radixkv.tiers.census import ALL_SEGMENTS, KEY_BYTES, delete_record, delete_segment, segment_key, spent_left
 from radixkv.tiers.folder import DATA_FILE, claim_folder, damage, give_way, map_bytes, sync_folder
 from radixkv.tiers.index import Row, unpack_row
 from radixkv.tiers.lmdb_env import FULL, SPARE_BYTES, Store
@@ -22,6 +22,9 @@ from radixkv.tiers.readonly import ReadOnlyStore, reachable
 from radixkv.tiers.record import CorruptRecord
 from radixkv.tiers.shrink import shrink
 from radixkv.tiers.space import Space
+
+if TYPE_CHECKING:
+    from lmdb import Transaction
 
 QUARANTINE = "quarantine"
 QUARANTINED_FILES = 10_000
@@ -178,6 +181,8 @@ def quarantine(folder: str | os.PathLike[str], findings: Collection[Finding]) ->
             with store.writing() as txn:
                 for key in batch:
                     delete_record(store, txn, key)
+                    for name in _segments(store, txn, key):  # past a hole
+                        delete_segment(store, txn, name)
         # What came now is the newest whatever the clock says: it may have been set back since the others came.
         new = set(files)
         everything = sorted(aside.iterdir(), key=lambda path: (path in new, path.stat().st_mtime_ns, path.name))
@@ -191,12 +196,8 @@ def _save(store: Store, key: bytes, aside: Path) -> Iterator[Path]:
     """Write a key's row and segments, as they are, to files of their own."""
     with store.reading() as txn:
         row = txn.get(key, db=store.index)
-        parts = {"row": [] if row is None else [row], "record": []}
-        with txn.cursor(store.payload) as cursor:
-            found = cursor.set_range(segment_key(key, 0))
-            while found and bytes(cursor.key())[:KEY_BYTES] == key:
-                parts["record"].append(cursor.value())
-                found = cursor.next()
+        segments = [txn.get(name, db=store.payload) for name in _segments(store, txn, key)]
+        parts = {"row": [] if row is None else [row], "record": [value for value in segments if value is not None]}
         for kind, pieces in parts.items():
             if not pieces:
                 continue
@@ -206,6 +207,17 @@ def _save(store: Store, key: bytes, aside: Path) -> Iterator[Path]:
                 file.flush()
                 os.fsync(file.fileno())
             yield path
+
+
+def _segments(store: Store, txn: Transaction[memoryview], key: bytes) -> list[bytes]:
+    """Names of all segments of ``key``, whichever are there."""
+    names = []
+    with txn.cursor(store.payload) as cursor:
+        found = cursor.set_range(segment_key(key, 0))
+        while found and (name := bytes(cursor.key())).startswith(key):
+            names.append(name)
+            found = cursor.next()
+    return names
 
 
 class Dropped(NamedTuple):

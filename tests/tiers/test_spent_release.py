@@ -14,9 +14,11 @@ from radixkv.tiers import spent as spent_module
 from radixkv.tiers.census import segment_key, spent_key
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.lmdb_env import Store, Unavailable
+from radixkv.tiers.readonly import open_read_only
 from radixkv.tiers.runs import Piece, _pieces
-from radixkv.tiers.space import RUN_BYTES
+from radixkv.tiers.space import RUN_BYTES, SEGMENT_BYTES
 from radixkv.tiers.spent import Deletes, Spent
+from radixkv.tiers.verify import Problem, quarantine, verify
 from tests.tiers.chunks import keys
 from tests.tiers.contract import check_gauges, read
 from tests.tiers.test_spent import SEGMENTS, check_segments, chunk, open_tier, pieces, waiting
@@ -216,6 +218,24 @@ def test_an_open_does_not_look_for_what_is_known_to_wait(tmp_path: Path, monkeyp
     tier = open_tier(tmp_path)
     assert waiting(tier) == {chunk(3).row.key: SEGMENTS}
     tier.close()
+
+
+def test_segments_past_a_hole_go_into_quarantine(tmp_path: Path) -> None:
+    """As a transaction leaves them that took the first ones, and LMDB cannot follow another."""
+    tier = open_tier(tmp_path)
+    tier.write([chunk(number) for number in range(10)])
+    with tier._store.writing() as txn:
+        txn.delete(chunk(3).row.key, db=tier._store.index)
+        for number in range(5):
+            txn.delete(segment_key(chunk(3).row.key, number), db=tier._store.payload)
+    tier.close()
+    with open_read_only(tmp_path) as onlooker:
+        found = verify(onlooker).findings
+    assert [(finding.key, finding.problem) for finding in found] == [(chunk(3).row.key, Problem.SEGMENTS)]
+    (file,) = quarantine(tmp_path, found).files
+    assert file.stat().st_size == (SEGMENTS - 5) * SEGMENT_BYTES
+    with open_read_only(tmp_path) as onlooker:
+        assert (verify(onlooker).findings, verify(onlooker).records) == ([], 9)
 
 
 def test_segments_past_a_row_are_found_though_its_key_is_said_to_wait(tmp_path: Path) -> None:
