@@ -49,6 +49,7 @@ def cut_under_a_writer(point: str, nbytes: str, act: str, filled: str) -> None:
         elif act == "close":
             tier.close()
             tier = open_tier(folder)
+        assert (folder / "lock.mdb").stat().st_size == whole
     assert all(outcome is Outcome.OK for outcome, _ in tier.write(HELD[12:]))
     assert all(read(tier, chunk) == (Outcome.OK, True) for chunk in (*HELD[:10], *HELD[12:]))
     check_gauges(tier)
@@ -58,9 +59,12 @@ def cut_under_a_writer(point: str, nbytes: str, act: str, filled: str) -> None:
     tier.close()
 
 
-@pytest.mark.parametrize("act", ["read", "write", "delete", "threads", "close"])
-def test_d9_a_table_cut_under_a_writer(tmp_path: Path, act: str) -> None:
-    run_here(MODULE, "cut_under_a_writer", str(tmp_path), "0", act, "")
+@pytest.mark.parametrize(
+    ("nbytes", "act"), [*((0, act) for act in ("read", "write", "delete", "threads", "close")), (4096, "read")]
+)
+def test_d9_a_table_cut_under_a_writer(tmp_path: Path, nbytes: int, act: str) -> None:
+    """4,096: its first page, with what it is known by, is left."""
+    run_here(MODULE, "cut_under_a_writer", str(tmp_path), str(nbytes), act, "")
 
 
 @pytest.mark.parametrize("act", ["read", "write", "delete", "threads", "close"])
