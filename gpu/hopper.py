@@ -163,7 +163,7 @@ def launch(
     """Launch the prefill kernel; False for pages that the copy engine cannot read. results: out, lse and the same of
     several parts.
     """
-    from triton import CompilationError
+    from triton.errors import TritonError
 
     from radixkv.gpu.kernels.hopper import hopper_prefill_kernel
 
@@ -180,7 +180,7 @@ def launch(
             HEADS=kv_heads, GROUP=group, TOKENS=ROWS // group, DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
             STAGES=tiles.stages, WINDOW=window > 0, SINKS=sinks is not None, num_warps=4, maxnreg=168,
         )  # fmt: skip
-    except CompilationError as error:
+    except TritonError as error:
         return Gluon.refuse(error)
     return True
 
@@ -192,7 +192,7 @@ def launch_decode(
     """Launch the decode kernel; False as ``launch``. results: out, lse, the same of several parts, and the counters of
     finished parts. options: of the launch.
     """
-    from triton import CompilationError
+    from triton.errors import TritonError
 
     from radixkv.gpu.kernels.hopper_decode import hopper_decode_kernel
 
@@ -212,6 +212,6 @@ def launch_decode(
             BOX=tokens, STAGES=tiles.stages, MERGED=16, SHARERS=tiles.sharers, WINDOW=window > 0,
             SINKS=sinks is not None, num_warps=4, maxnreg=128, **options,
         )  # fmt: skip
-    except CompilationError as error:
+    except TritonError as error:
         return Gluon.refuse(error)
     return True

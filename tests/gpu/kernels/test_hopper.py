@@ -115,13 +115,17 @@ def test_pages_of_other_strides(where: str, kind: str, stages: int) -> None:
 
 
 class Unbuilt:
-    """A kernel that the compiler does not take."""
+    """A kernel that the compiler, or the assembler behind it, does not take."""
+
+    def __init__(self, assembler: bool = False) -> None:
+        self.assembler = assembler
 
     def __getitem__(self, grid: Any) -> Any:
         def launch(*args: Any, **options: Any) -> None:
-            from triton import CompilationError
+            from triton.compiler.errors import CompilationError
+            from triton.runtime.errors import PTXASError
 
-            raise CompilationError(None, None, "no attribute")
+            raise PTXASError("no attribute") if self.assembler else CompilationError(None, None, "no attribute")
 
         return launch
 
@@ -133,11 +137,12 @@ def gluon(monkeypatch: pytest.MonkeyPatch) -> type[Gluon]:
     return Gluon
 
 
+@pytest.mark.parametrize("assembler", [False, True])
 def test_a_triton_that_does_not_build_a_kernel_leaves_the_work_to_the_plain_one(
-    where: str, gluon: type[Gluon], monkeypatch: pytest.MonkeyPatch
+    where: str, gluon: type[Gluon], monkeypatch: pytest.MonkeyPatch, assembler: bool
 ) -> None:
     monkeypatch.setattr("radixkv.gpu.kernels.hopper.hopper_prefill_kernel", Unbuilt())
-    monkeypatch.setattr("radixkv.gpu.kernels.hopper_decode.hopper_decode_kernel", Unbuilt())
+    monkeypatch.setattr("radixkv.gpu.kernels.hopper_decode.hopper_decode_kernel", Unbuilt(assembler))
     batch = Batch(where, [70, 0, 33], dim=64)
     q = batch.normal(3, 4, 64)
     with pytest.warns(RuntimeWarning, match=r"Triton 3\..* does not build the Hopper kernels(.|\n)*no attribute"):
