@@ -16,12 +16,7 @@ from tests.tiers.memory import MemoryTier
 def test_e8_a_chunk_whose_parent_is_lost_while_it_is_written_is_not_kept(drive: Drive) -> None:
     """It would wait for its parent, unseen by anybody and no victim, for as long as the cache is open."""
     d = drive(disk_bytes=DISK, host_chunks=1)
-    d.to_disk(prompt(64))
-    session = d.lease(prompt(128), fill=False).wait()
-    session.fill()
-    session.close()
-    d.cache.tick()
-    (spill,) = d.copies(StorePlan)
+    spill = d.past_the_host()
     d.finish(spill)
     (write,) = d.copies(WritePlan)
     d.evict_all()

@@ -70,12 +70,7 @@ def test_d2_media_that_fit_no_tokens_are_refused(at: int, count: int) -> None:
 def test_a_flush_knows_what_is_half_written(drive: Drive) -> None:
     """A chunk that goes past a full host is on disk only once its write has ended."""
     d = drive(disk_bytes=DISK, host_chunks=1)
-    d.to_disk(prompt(64))
-    session = d.lease(prompt(128), fill=False).wait()
-    session.fill()
-    session.close()
-    d.cache.tick()
-    (spill,) = d.copies(StorePlan)
+    spill = d.past_the_host()
     assert d.cache.flush(timeout_s=0.0) == 1
     d.finish(spill)
     assert len(d.copies(WritePlan)) == 1 and d.cache.flush(timeout_s=0.0) == 1

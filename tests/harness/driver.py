@@ -321,6 +321,16 @@ class Driver:
         self.evict_all()
         self.cache.clear(tier="host")
 
+    def past_the_host(self) -> StorePlan:
+        """Two chunks of a prompt with room for one in the host: the store of the second, which goes on to disk."""
+        self.to_disk(prompt(64))
+        session = self.lease(prompt(128), fill=False).wait()
+        session.fill()
+        session.close()
+        self.cache.tick()
+        (spill,) = self.copies(StorePlan)
+        return spill
+
     # --- end ----------------------------------------------------------------------------------------------------
 
     @property
