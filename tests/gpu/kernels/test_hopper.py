@@ -157,6 +157,18 @@ def test_a_triton_that_does_not_build_a_kernel_leaves_the_work_to_the_plain_one(
     check(got, batch.reference(q, news), 3e-3)
 
 
+def test_prefill_is_left_to_the_plain_kernel_alike(
+    where: str, gluon: type[Gluon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixkv.gpu.kernels.hopper.hopper_prefill_kernel", Unbuilt())
+    batch, news = Batch(where, [70, 0, 33], dim=64), [6, 0, 3]
+    q = batch.normal(sum(news), 4, 64)
+    with pytest.warns(RuntimeWarning, match="does not build the Hopper kernels"):
+        got = batch.prefill(q, news, tiles=HopperTiles(128, 3))
+    check(got, batch.reference(q, news), 3e-3)
+    assert gluon.refused
+
+
 def test_where_gluon_has_other_names_the_plain_kernels_are_planned(
     gluon: type[Gluon], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,3 +116,13 @@ def test_fp8_pages_are_refused_on_cards_that_cannot_convert_them(monkeypatch: py
             with pytest.raises(ConfigError, match=r"needs compute capability 8.9"):
                 DecodePlan(3, **{**SHAPE, "device": "cuda", "kv_dtype": torch.float8_e4m3fn})
     check_card(torch.device("cpu"), torch.float8_e4m3fn)
+
+
+def test_a_write_asks_what_the_card_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("radixkv.gpu.limits.check_card", lambda device, dtype: asked.append((device.type, dtype)))
+    pages = torch.zeros(2, 16, 2, 64, dtype=torch.int8)
+    none, rows = torch.zeros(0, dtype=torch.int64), torch.zeros(2, 16, 2)
+    new = torch.zeros(0, 2, 64)
+    write(pages, pages.clone(), none, new, new, k_scales=rows, v_scales=rows)
+    assert asked == [("cpu", torch.int8)]
