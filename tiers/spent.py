@@ -10,6 +10,7 @@ the segments when room is wanted: first those that make the longest stretch, wit
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,8 @@ class Spent:
         self.known = known
         self.nbytes = 0
         self.left: dict[bytes, int] = {}  # segments of each record
-        self._starts: dict[int, list[Piece]] = {}  # stretches: pieces side by side, by where they begin
-        self._ends: dict[int, list[Piece]] = {}
+        self._starts: dict[int, deque[Piece]] = {}  # stretches: pieces side by side, by where they begin
+        self._ends: dict[int, deque[Piece]] = {}
         self._runs: set[int] = set()
         self._by_length: list[tuple[int, int]] = []  # a heap of all stretches there are, and were: length, begin
 
@@ -57,11 +58,16 @@ class Spent:
             if not self._runs.isdisjoint(piece.runs):
                 continue
             self._runs.update(piece.runs)
-            left, right = self._ends.get(piece.at, []), self._starts.get(piece.end, [])
+            left, right = self._ends.get(piece.at, deque[Piece]()), self._starts.get(piece.end, deque[Piece]())
             for stretch in (left, right):
                 if stretch:
                     self._remove(stretch)
-            self._insert([*left, piece, *right])
+            if len(left) < len(right):  # the shorter one moves: each piece does so a few times, whatever the order
+                right.extendleft((piece, *reversed(left)))
+                self._insert(right)
+            else:
+                left.extend((piece, *right))
+                self._insert(left)
             self.left[piece.key] = self.left.get(piece.key, 0) + piece.segments
             self.nbytes += piece.nbytes
 
@@ -76,14 +82,15 @@ class Spent:
                 break
         self._remove(stretch)
         room = max(1, most_bytes // RUN_BYTES)
-        taken, rest = [], []
-        for piece in stretch:
-            head, tail = piece.split(room)
+        taken = []
+        while stretch and room:
+            head, tail = stretch.popleft().split(room)
             room -= head.segments
-            taken += [head] if head.segments else []
-            rest += [tail] if tail.segments else []
-        if rest:
-            self._insert(rest)
+            taken.append(head)
+            if tail.segments:
+                stretch.appendleft(tail)
+        if stretch:
+            self._insert(stretch)
         for piece in taken:
             self._less(piece)
         return taken
@@ -93,10 +100,18 @@ class Spent:
         taken: list[Piece] = []
         for stretch in [pieces for pieces in self._starts.values() if any(piece.key == key for piece in pieces)]:
             self._remove(stretch)
+            others = deque[Piece]()
             for piece in stretch:
+                if piece.key != key:
+                    others.append(piece)
+                    continue
                 self._less(piece)
-            taken += (piece for piece in stretch if piece.key == key)
-            self.add(piece for piece in stretch if piece.key != key)
+                taken.append(piece)
+                if others:
+                    self._insert(others)
+                    others = deque()
+            if others:
+                self._insert(others)
         return taken
 
     def _less(self, piece: Piece) -> None:
@@ -106,14 +121,14 @@ class Spent:
         if not self.left[piece.key]:
             del self.left[piece.key]
 
-    def _insert(self, stretch: list[Piece]) -> None:
+    def _insert(self, stretch: deque[Piece]) -> None:
         self._starts[stretch[0].at] = self._ends[stretch[-1].end] = stretch
         heapq.heappush(self._by_length, (stretch[0].at - stretch[-1].end, stretch[0].at))
         if len(self._by_length) > 4 * len(self._starts) + 64:
             self._by_length = [(at - pieces[-1].end, at) for at, pieces in self._starts.items()]
             heapq.heapify(self._by_length)
 
-    def _remove(self, stretch: list[Piece]) -> None:
+    def _remove(self, stretch: deque[Piece]) -> None:
         del self._starts[stretch[0].at], self._ends[stretch[-1].end]
 
 

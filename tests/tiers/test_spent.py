@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,35 @@ def test_what_is_remembered_of_stretches_does_not_grow() -> None:
         spent.take(b"short")
     assert len(spent._by_length) < 100
     assert spent.longest(1 << 30) == [Piece(1 << 30, b"long", 0, 100)] and not spent.left
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Processor time of a call."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "odd, then even"])
+def test_one_long_stretch_costs_no_more_than_many_short_ones(order: str) -> None:
+    """A cap's whole share of spent segments, one by one."""
+    count = 65536
+    rising = list(range(count))
+    places = {"rising": rising, "falling": rising[::-1], "odd, then even": rising[1::2] + rising[::2]}[order]
+    joined = [Piece(place * RUN_BYTES, place.to_bytes(4), 0, 1) for place in places]
+    apart = [piece._replace(at=2 * piece.at) for piece in joined]
+    one, many = Spent(1 << 40, 0), Spent(1 << 40, 0)
+    assert seconds(lambda: one.add(joined)) < 5 * seconds(lambda: many.add(apart))
+    assert len(one._starts) == 1 and len(many._starts) == count
+    assert one.take((9).to_bytes(4)) == [Piece(9 * RUN_BYTES, (9).to_bytes(4), 0, 1)]
+    out: list[Piece] = []
+
+    def empty() -> None:
+        while one.nbytes:
+            out.extend(one.longest(64 * RUN_BYTES))
+
+    assert seconds(empty) < 5 * seconds(lambda: Spent(1 << 40, 0).add(apart))
+    assert [piece.at // RUN_BYTES for piece in out] == [*range(10, count), *range(9)]
 
 
 def test_a_run_that_is_named_twice_counts_once() -> None:
