@@ -22,7 +22,9 @@ class ConfigError(RadixKVError, ValueError):
 
 
 class StoreLocked(RadixKVError):
-    """Another process (or another cache of this process) writes this store folder."""
+    """Another process (or another cache of this process) writes this store folder; or it was open when this process was
+    forked, which cannot open it again then.
+    """
 
 
 class StoreFormat(RadixKVError):
@@ -30,7 +32,7 @@ class StoreFormat(RadixKVError):
 
 
 class WrongProcess(RadixKVError):
-    """The cache was opened in another process; a forked child must open its own."""
+    """The cache was opened in another process; a forked child must open its own, on another store."""
 
 
 class LeaseClosed(RadixKVError):

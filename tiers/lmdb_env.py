@@ -294,7 +294,7 @@ def fresh_copy(folder: Path, map_bytes: int) -> Iterator[tuple[Environment, list
 def environment(path: Path, map_bytes: int, *, sync: bool, copy: bool = False, readonly: bool = False) -> Environment:
     """Open a folder's environment, or a copy that lies in one file and that nobody else can see.
 
-    Raises lmdb.Error, OSError, and StoreLocked for a process that has another's id.
+    Raises lmdb.Error, OSError, and StoreLocked, see ``readers.opening``.
     """
     if not copy:
         make_table(path)

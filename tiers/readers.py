@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 
+from radixkv import _process
 from radixkv.errors import StoreLocked
 from radixkv.tiers.extent import mapped
 from radixkv.tiers.folder import READERS_FILE
@@ -184,12 +185,18 @@ def lagging(env: Environment) -> list[Lagging]:
     return sorted(inside, key=lambda found: -found.commits)
 
 
+_openers: dict[Path, int] = {}
+"""Which process opened a folder last: this one, or one that it was forked from."""
+
+
 @contextlib.contextmanager
 def opening(folder: Path) -> Iterator[None]:
-    """Say in words what the table may have against one more process, which LMDB meets when it opens an environment.
+    """Say in words what stands against one more environment, which LMDB or its binding meets when it opens one.
 
     Raises StoreLocked where another process has this one's id: LMDB tells processes by it alone, and two containers
-    may both have one. Raises lmdb.ReadersFullError.
+    may both have one. And where the environment is open in this process, or was in the one that this was forked from:
+    the binding's list of them is inherited, and what is inherited can be closed by nobody without harm to the parent,
+    whose readers it would end. Raises lmdb.ReadersFullError.
     """
     try:
         yield
@@ -200,3 +207,14 @@ def opening(folder: Path) -> Iterator[None]:
         ) from error
     except lmdb.ReadersFullError:
         raise _full() from None
+    except lmdb.Error as error:
+        if "already open" not in str(error):
+            raise
+        opener = _openers.get(folder, _process)
+        if opener == os.getpid():
+            raise StoreLocked(f"disk store {folder} is open in this process already: ask its cache") from error
+        raise StoreLocked(
+            f"disk store {folder} was open in process {opener} when this one was forked from it, and LMDB cannot open "
+            f"it here again: fork before the store is opened, or start this process by spawn or exec"
+        ) from error
+    _openers[folder] = os.getpid()

@@ -263,7 +263,8 @@ def open_read_only(folder: str | os.PathLike[str], *, refresh_s: float = 1.0) ->
     """Open the store in ``folder`` without its lock; a writer may run beside it, start and stop.
 
     Raises ConfigError (no store there, or it cannot be opened), StoreFormat (damaged, or of another version: it is left
-    as it is) and StoreLocked (this process has it open already: ask its cache, or the other ``ReadOnlyStore``).
+    as it is) and StoreLocked (this process has it open already: ask its cache, or the other ``ReadOnlyStore``; or the
+    process that it was forked from had: fork before, or spawn).
     """
     try:
         path = Path(os.path.realpath(folder))
@@ -274,8 +275,6 @@ def open_read_only(folder: str | os.PathLike[str], *, refresh_s: float = 1.0) ->
     try:
         return ReadOnlyStore(path, refresh_s)
     except lmdb.Error as error:
-        if "already open" in str(error):
-            raise StoreLocked(f"disk store {path} is open in this process already: ask its cache") from error
         raise ConfigError(f"disk store {path} cannot be read: {error}") from error
     except OSError as error:
         raise ConfigError(f"disk store {path} cannot be read: {error.strerror or error}") from error

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import lmdb
+import pytest
 
+from radixkv.errors import StoreLocked
 from radixkv.plan import Outcome
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.lmdb_env import Unavailable
-from radixkv.tiers.readonly import open_read_only
+from radixkv.tiers.readonly import ReadOnlyStore, open_read_only
 from tests.tiers.chunks import CHUNK_BYTES, TOKENS, buffer, item, keys
 from tests.tiers.contract import read
 
@@ -89,6 +94,64 @@ def fork_and_look(folder: str) -> None:
             sys.exit(1)
         assert os.waitpid(child, 0)[1] == 0
         assert len(store.snapshot().rows) == 3
+
+
+def forked(call: Callable[[], object]) -> int:
+    """A child that makes a call, and where it will say which error that ended in."""
+    out, into = os.pipe()
+    if os.fork():
+        os.close(into)
+        return out
+    try:
+        call()
+    except BaseException as error:
+        os.write(into, f"{type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(0)
+
+
+def said(out: int) -> str:
+    """What a child said, once it has ended; "" where its call returned."""
+    with open(out, "rb") as text:
+        return text.read().decode()
+
+
+def look(folder: str, after: int | None = None) -> None:
+    """Look into a store; nobody here may do so twice at a time. after: a pipe to wait for."""
+    if after is not None:
+        os.read(after, 1)
+    with open_read_only(folder) as store:
+        assert len(store.snapshot().rows) == 3
+        with pytest.raises(StoreLocked, match="is open in this process already: ask its cache"):
+            open_read_only(folder)
+
+
+def reopen(folder: str, after: int | None = None) -> None:
+    """Open a store to write, and close it. after: a pipe to wait for."""
+    if after is not None:
+        os.read(after, 1)
+    open_tier(folder).close()
+
+
+def fork_and_open(folder: str) -> None:
+    """Who may open a store after a fork, and what the others are told."""
+    inherited = f"StoreLocked: disk store {folder} was open in process {os.getpid()} when this one was forked from it"
+    assert said(forked(partial(look, folder))) == said(forked(partial(reopen, folder))) == "", "nobody has it open yet"
+    openers: tuple[Callable[[str], ReadOnlyStore | DiskTier], ...] = (open_read_only, open_tier)
+    for opener in openers:
+        ready, go = os.pipe()
+        early = forked(partial(look, folder, ready))
+        with closing(opener(folder)) as held:
+            told = said(forked(partial(look, folder)))
+            assert told.startswith(inherited), told
+            assert said(forked(lambda: print(said(forked(partial(look, folder))), flush=True))) == ""  # a grandchild
+            os.write(go, b"1")
+            assert said(early) == "", "forked before"
+            late = [forked(partial(call, folder, ready)) for call in (look, reopen)]
+            assert isinstance(held, DiskTier) or len(held.snapshot().rows) == 3
+        os.write(go, b"22")
+        assert all(said(out).startswith(inherited) for out in late), "closed since, but not here"
+        assert said(forked(partial(look, folder))) == said(forked(partial(reopen, folder))) == ""
 
 
 def look_and_wait(folder: str) -> None:

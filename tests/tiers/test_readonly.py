@@ -203,6 +203,15 @@ def test_e4_a_forked_child(tmp_path: Path) -> None:
     run_here(MODULE, "fork_and_look", str(tmp_path))
 
 
+def test_e4_a_store_that_was_open_at_the_fork(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.write(chain(3))
+    tier.close()
+    told = run_here(MODULE, "fork_and_open", str(tmp_path))
+    assert told.count(f"disk store {tmp_path} was open in process") == 2, "grandchildren, of either kind of opener"
+    assert told.count("fork before the store is opened, or start this process by spawn or exec") == 2
+
+
 def test_b10_a_killed_onlooker_holds_nothing_up(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, 2 << 20)
     held = [item(number, random=True) for number in range(12)]
