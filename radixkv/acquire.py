@@ -119,7 +119,7 @@ def stamp(plane: Plane, found: Found) -> None:
         node.last_use = now
     if plane.core.second_use:
         for node in found.path:
-            node.reused_end = node.end
+            plane.residency.admit(node)
     if plane.core.disk is not None and found.path:
         plane.touched.append(found.path[-1])
 

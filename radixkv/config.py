@@ -63,8 +63,9 @@ class DiskConfig:
     """The compressed LMDB store. path: its folder ("" with capacity 0: tier off). capacity_bytes: hard cap on the data
     file.
 
-    admission: "always" (every chunk the host offers) or "second-use" (those that a later request has used). sync: fsync
-    every batch. queue_chunks: writes in flight at most; more are refused and counted.
+    admission: "always" (every chunk the host offers) or "second-use" (those that a later request has used; until then
+    neither a write ahead nor a flush writes them). sync: fsync every batch. queue_chunks: writes in flight at most;
+    more are refused and counted.
     """
 
     path: str = ""

@@ -209,6 +209,16 @@ class Residency:
                         self.drop(short, tier)
             node = node.parent if node.start >= record.index * tree.chunk_pages else None
 
+    def admit(self, node: Node) -> None:
+        """A later request has used all of ``node``: the disk takes its records, and those of them that a write ahead
+        has passed over are due again.
+        """
+        if node.reused_end < node.end:
+            node.reused_end = node.end
+            for record in node.chunks():
+                if record.tiers[HOST].state is State.READY and not record.tiers[DISK].state:
+                    self.dirty[record] = None
+
     # leaving a tier
 
     def drop(self, record: ChunkRecord, tier: int) -> None:

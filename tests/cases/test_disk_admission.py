@@ -71,6 +71,24 @@ def test_tick_writes_ahead_past_what_is_not_admitted(drive: Drive, second_use: N
     d.check()
 
 
+@pytest.mark.parametrize("used_again", [True, False])
+def test_what_a_write_ahead_passed_over_is_written_ahead_once_used(
+    drive: Drive, second_use: None, used_again: bool
+) -> None:
+    d = drive(disk_bytes=DISK, write_ahead=0.0)
+    d.run(prompt(150))
+    d.drain()
+    d.cache.tick()
+    d.drain()
+    assert d.stats.writes == 0 and d.stats.host_chunks == 3, "used once"
+    assert d.run(prompt(150) if used_again else prompt(150, 9)) == (149 if used_again else 0)
+    d.drain()
+    d.cache.tick()
+    d.drain()
+    assert d.stats.disk_chunks == (3 if used_again else 0), "without a flush"
+    d.check()
+
+
 def test_a_flood_of_prompts_used_once_displaces_nothing(drive: Drive, second_use: None) -> None:
     d = drive(disk_bytes=2 << 20, host_chunks=8, write_ahead=0.0)
     hot = prompt(128)
