@@ -208,7 +208,7 @@ def launch_decode(
         hopper_decode_kernel[(kv_heads, len(items))](
             q, *sides, tables, items, *results, q if sinks is None else sinks, scale, window, q.stride(0), q.stride(1),
             at.page, at.head, at.column, at.rows, tables.stride(0),
-            HEADS=kv_heads, GROUP=group, COLS=limits.pad(group, 8), DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
+            HEADS=kv_heads, GROUP=group, COLS=limits.pad(2 * group, 8), DIM=dim, PAGE=page_tokens, BLOCK=tiles.block,
             BOX=tokens, STAGES=tiles.stages, MERGED=16, SHARERS=tiles.sharers, WINDOW=window > 0,
             SINKS=sinks is not None, num_warps=4, maxnreg=128, **options,
         )  # fmt: skip

@@ -3,6 +3,9 @@
 
 Products are turned round: the 64 rows that the matrix units take at once are tokens of a tile, or elements of a head,
 and the queries of a kv head's group are their few columns. A tile costs each warp some 150 instructions.
+
+There are at least eight columns, more than most groups have: each query has two, one for its weights as they are
+rounded for the product and one for what rounding takes from them. So the result is as exact as float32 weights make it.
 """
 
 from __future__ import annotations
@@ -131,6 +134,7 @@ def compute(
     out, lse, parts_out, parts_lse = outs
     dtype: gl.constexpr = q.dtype.element_ty
     HALVES: gl.constexpr = DIM // 64
+    HALF: gl.constexpr = COLS // 2
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     columns: gl.constexpr = gl.SliceLayout(0, layout)
@@ -140,13 +144,15 @@ def compute(
         let_next_begin()
     r = gl.arange(0, COLS, gl.SliceLayout(1, wide))
     e = gl.arange(0, DIM, gl.SliceLayout(0, wide))
-    q_at = seq * q_seq + (head * GROUP + r) * q_head
-    q_tile.store(gl.load(q + q_at[:, None] + e[None, :], mask=(r < GROUP)[:, None], other=0.0))
+    q_at = seq * q_seq + (head * GROUP + r % HALF) * q_head
+    q_tile.store(gl.load(q + q_at[:, None] + e[None, :], mask=(r % HALF < GROUP)[:, None], other=0.0))
     fence_async_shared()
     barrier()
 
     factor = scale * LOG2E
     c = gl.arange(0, BLOCK, rows)
+    g = gl.arange(0, COLS, columns)
+    rest = g >= HALF
     top = gl.full([COLS], -float("inf"), gl.float32, columns)
     sums = gl.zeros([BLOCK, COLS], gl.float32, layout)
     acc = gl.zeros([DIM, COLS], gl.float32, layout)
@@ -169,6 +175,7 @@ def compute(
         sums = sums * age[None, :] + p
         acc = acc * age[None, :]
         top = higher
+        p = gl.where(rest[None, :], p - p.to(dtype).to(gl.float32), p)
         p_tile.store(p.to(dtype).trans([1, 0]))
         fence_async_shared()
         barrier()
@@ -184,24 +191,24 @@ def compute(
         mbarrier.arrive(v_free.index(stage), count=1)
 
     total = of_tile(sums, exchange, False)
-    g = gl.arange(0, COLS, columns)
-    d = gl.arange(0, DIM, rows)
-    mine = g < GROUP
-    heads = head * GROUP + g
     if SINKS:
-        sink = gl.load(sinks + heads, mask=mine & (parts == 1), other=-float("inf")).to(gl.float32) * LOG2E
+        there = (g % HALF < GROUP) & (parts == 1)
+        sink = gl.load(sinks + head * GROUP + g % HALF, mask=there, other=-float("inf")).to(gl.float32) * LOG2E
         top, total, age = with_sink(top, total, sink)
         acc = acc * age[None, :]
     share, row_sums = share_of(top, total)
-    acc = acc * share[None, :]
+    values = gl.sum((acc * share[None, :]).reshape([DIM, 2, HALF]), axis=1)
+    half: gl.constexpr = values.type.layout
+    h = gl.arange(0, HALF, gl.SliceLayout(0, half))[None, :]
+    d = gl.arange(0, DIM, gl.SliceLayout(1, half))[:, None]
     if parts == 1:
-        to = seq * (HEADS * GROUP) + heads
-        gl.store(out + to[None, :] * DIM + d[:, None], acc.to(dtype), mask=mine[None, :])
-        gl.store(lse + to, row_sums, mask=mine)
+        to = seq * (HEADS * GROUP) + head * GROUP
+        gl.store(out + (to + h) * DIM + d, values.to(dtype), mask=h < GROUP)
+        gl.store(lse + to + g, row_sums, mask=g < GROUP)
     else:
-        to = (item.to(gl.int64) * HEADS + head) * GROUP + g
-        gl.store(parts_out + to[None, :] * DIM + d[:, None], acc, mask=mine[None, :])
-        gl.store(parts_lse + to, row_sums, mask=mine)
+        to = (item.to(gl.int64) * HEADS + head) * GROUP
+        gl.store(parts_out + (to + h) * DIM + d, values, mask=h < GROUP)
+        gl.store(parts_lse + to + g, row_sums, mask=g < GROUP)
         merge_parts(outs, sinks, finished, first, parts, seq, head, together, HEADS, GROUP, SHARERS, DIM, MERGED, SINKS)
 
 
@@ -214,8 +221,8 @@ def hopper_decode_kernel(
     WINDOW: gl.constexpr, SINKS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """One item of one kv head. k_desc, v_desc: the pages as rows of a token's stride; page p, token t of this head
-    starts at row p * page_rows + head * head_row + t, column head * head_column. none: a row past the end. COLS: the
-    query heads of that kv head, padded. EARLY: as in ``decode_kernel``.
+    starts at row p * page_rows + head * head_row + t, column head * head_column. none: a row past the end. COLS:
+    twice the query heads of that kv head, padded. EARLY: as in ``decode_kernel``.
     """
     head, item = gl.program_id(0), gl.program_id(1)
     record = items + item * 8

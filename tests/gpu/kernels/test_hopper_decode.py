@@ -92,6 +92,24 @@ def test_parts_are_merged_by_one_program_or_several(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("group", [1, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("options", [{}, {"window": 200}, {"sinks": True}], ids=str)
+def test_weights_are_as_exact_as_in_float32(
+    hopper: str, dim: int, group: int, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    batch = Batch(hopper, LENGTHS, heads=(2 * group, 2), dim=dim, dtype=dtype, seed=group)
+    q = batch.normal(len(LENGTHS), 2 * group, dim)
+    run = {"sinks": batch.normal(2 * group).to(hopper)} if "sinks" in options else {}
+    got = decode(batch, q, run, **options)[0]
+    wanted = {**options, "sinks": run["sinks"].cpu()} if run else options
+    want = batch.reference(q, **wanted)[0]
+    # rounded to bf16 or fp16 for the product they would cost 1.3 times this
+    assert error(got, want) <= 1.05 * error(want.to(dtype), want), "only the result itself is rounded"
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tiles", [(64, 2, 1, 1), (64, 3, 2, 4), (128, 2, 1, 8), (128, 3, 1, 16)], ids=str)
 def test_tiles_of_other_sizes(hopper: str, tiles: tuple[int, int, int, int]) -> None:
     batch = Batch(hopper, [5000, 0, 77, 2048], heads=(32, 2), dim=128, dtype=torch.bfloat16)
