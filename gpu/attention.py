@@ -22,13 +22,21 @@ def attend(
     default head_dim ** -0.5. window: tokens a query sees at most, itself included. softcap: scores become softcap *
     tanh(score / softcap) (0: no cap). sinks: [q_heads] logits that join each softmax's denominator and log-sum-exp, but
     carry no value. Returns the output [queries, q_heads, head_dim] in q's dtype and the natural log-sum-exp [queries,
-    q_heads] in float32; a query that sees nothing gives zeros and -inf (its sink, with sinks). Raises ValueError when
-    q_heads is no multiple of kv_heads.
+    q_heads] in float32; a query that sees nothing gives zeros and -inf (its sink, with sinks). Raises ValueError for
+    shapes that do not fit each other, a window below 1, a scale that is not positive and a negative cap.
     """
     queries, q_heads, head_dim = q.shape
     length, kv_heads, value_dim = v.shape
     if q_heads % kv_heads:
         raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} kv heads")
+    if k.shape != (length, kv_heads, head_dim):
+        raise ValueError(f"k of {tuple(k.shape)} fits no v of {tuple(v.shape)} and q of {tuple(q.shape)}")
+    if sinks is not None and sinks.shape != (q_heads,):
+        raise ValueError(f"sinks must be [{q_heads}], not {tuple(sinks.shape)}")
+    if window is not None and window < 1:
+        raise ValueError(f"window {window} must be at least 1 (None: all tokens)")
+    if (scale is not None and not scale > 0) or not softcap >= 0:
+        raise ValueError(f"scale {scale} must be positive, and softcap {softcap} not negative")
     grouped = q.float().view(queries, kv_heads, q_heads // kv_heads, head_dim)
     scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * (head_dim**-0.5 if scale is None else scale)
     if softcap:

@@ -15,7 +15,7 @@ from radixkv.gpu import pages as page_kernels
 from radixkv.gpu.fences import DoneFence, EventFence
 from radixkv.gpu.link import THREADS, Chunk, Link
 from radixkv.gpu.packing import PageChunks
-from radixkv.gpu.reference import CASTABLE, checked_pages
+from radixkv.gpu.reference import CASTABLE, check_layer, checked_pages, checked_slots, used_pages
 from radixkv.layout import KVLayout
 from radixkv.protocols import Fence
 from radixkv.types import PageIds
@@ -82,16 +82,14 @@ class CudaDevice:
         looked at; others are checked. Raises ValueError for a slot outside the pool, too few rows or a type that would
         need a scale.
         """
-        index = torch.as_tensor(slots)
+        check_layer(layer, self.layout.group.layers)
+        index = slots if isinstance(slots, Tensor) and slots.is_cuda else checked_slots(slots, self.slots)
         count = len(index)
         if len(k) < count or len(v) < count:
             raise ValueError(f"{count} slots need as many rows of K and V, not {len(k)} and {len(v)}")
         if not count:
             return
         if not index.is_cuda:
-            low, high = (int(x) for x in torch.aminmax(index))
-            if low < -1 or high >= self.slots:
-                raise ValueError(f"slot {low if low < -1 else high} is outside [-1, {self.slots - 1}]")
             index = self._upload(index.to(torch.int64))
         k_scales, v_scales = self.token_scales(layer)
         if k.dtype != self.kv.dtype and k_scales is None:
@@ -104,8 +102,12 @@ class CudaDevice:
 
     def gather_pages(self, layer: int, page_ids: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of whole pages (int32 or int64 ids, in order): two copies of [pages * page_tokens, kv_heads,
-        head_dim].
+        head_dim]. Ids on the device are not looked at; others are checked. Raises ValueError for a bad layer or page
+        id.
         """
+        check_layer(layer, self.layout.group.layers)
+        if not page_ids.is_cuda:
+            page_ids = torch.tensor(checked_pages(page_ids, len(page_ids), self.pages))
         ids = page_ids.to(self.device)
         k, v = (self.kv[layer, side].index_select(0, ids).flatten(0, 1) for side in (0, 1))
         return k, v
@@ -114,11 +116,12 @@ class CudaDevice:
         """K and V of the first ``length`` tokens of a block table on the host: two copies of [length, kv_heads,
         head_dim].
 
-        Table entries past the length are never read. Raises ValueError for a bad page id in front of it or a table that
-        is too short.
+        Table entries past the length are never read. Raises ValueError for a bad layer, a negative length, a bad page
+        id in front of it or a table that is too short.
         """
-        used = -(-length // self.layout.page_tokens)
-        k, v = self.gather_pages(layer, torch.tensor(checked_pages(np.asarray(block_table)[:used], used, self.pages)))
+        used = used_pages(length, self.layout.page_tokens)
+        ids = checked_pages(np.asarray(block_table)[:used], used, self.pages)
+        k, v = self.gather_pages(layer, torch.tensor(ids))
         return k[:length], v[:length]
 
     def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:

@@ -5,6 +5,7 @@ It is what the demo runs on and the oracle for faster devices.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,44 @@ CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 def checked_pages(pages: Any, count: int, of: int) -> PageIds:
     """``count`` page ids (int32) of a device of ``of`` pages. Raises ValueError naming what does not fit."""
-    ids = np.ascontiguousarray(pages, dtype=np.int32)
-    if len(ids) != count:
-        raise ValueError(f"{len(ids)} page ids where {count} are needed")
-    if count and (int(ids.min()) < 0 or int(ids.max()) >= of):
+    ids = np.asarray(pages)
+    if ids.ndim != 1 or len(ids) != count:
+        raise ValueError(f"{'x'.join(map(str, ids.shape))} page ids where {count} are needed")
+    if not count:
+        return ids.astype(np.int32)
+    if ids.dtype.kind not in "iu":  # cut to an integer it may name another page
+        raise ValueError(f"page ids are integers, not {ids.dtype}")
+    if int(ids.min()) < 0 or int(ids.max()) >= of:
         bad = int(ids[(ids < 0) | (ids >= of)][0])
         raise ValueError(f"page id {bad} is outside [0, {of - 1}]")
-    return ids
+    return np.ascontiguousarray(ids, dtype=np.int32)
+
+
+def checked_slots(slots: Any, of: int) -> Tensor:
+    """A slot mapping on the host, [n] of any integer type, -1 or a slot of ``of`` slots each. Raises ValueError naming
+    what does not fit.
+    """
+    index = torch.as_tensor(slots)
+    if index.dim() != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
+        raise ValueError(f"slots are integers [n], not {index.dtype} {tuple(index.shape)}")
+    if len(index):
+        low, high = (int(x) for x in torch.aminmax(index))
+        if low < -1 or high >= of:
+            raise ValueError(f"slot {low if low < -1 else high} is outside [-1, {of - 1}]")
+    return index
+
+
+def check_layer(layer: int, layers: int) -> None:
+    """Raises ValueError for a layer that is none: a negative one would be counted from the end."""
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer {layer} is outside [0, {layers - 1}]")
+
+
+def used_pages(length: int, page_tokens: int) -> int:
+    """Pages that ``length`` tokens lie in. Raises ValueError for fewer than none."""
+    if length < 0:
+        raise ValueError(f"length {length} is negative")
+    return -(-length // page_tokens)
 
 
 class TorchDevice:
@@ -80,19 +112,17 @@ class TorchDevice:
         another float type are converted. Raises ValueError for a slot outside the pool, too few rows or a type that
         would need a scale.
         """
-        index = torch.as_tensor(slots)
+        check_layer(layer, self.layout.group.layers)
+        index = checked_slots(slots, self.slots)
         count = len(index)
         if not count:
             return
         if len(k) < count or len(v) < count:
             raise ValueError(f"{count} slots need as many rows of K and V, not {len(k)} and {len(v)}")
-        low, high = (int(x) for x in torch.aminmax(index))
-        if low < -1 or high >= self.slots:
-            raise ValueError(f"slot {low if low < -1 else high} is outside [-1, {self.slots - 1}]")
         if k.dtype != self.kv.dtype and not (k.dtype in CASTABLE and self.kv.dtype in CASTABLE):
             raise ValueError(f"{k.dtype} cannot be written to pages of {self.kv.dtype} without a scale")
         rows: Any = slice(0, count)
-        if low < 0:
+        if int(index.min()) < 0:
             rows = (index >= 0).nonzero().flatten()
             index = index[rows]
         for side, values in enumerate((k, v)):
@@ -100,18 +130,20 @@ class TorchDevice:
 
     def gather_pages(self, layer: int, page_ids: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of whole pages (int32 or int64 ids, in order): two copies of [pages * page_tokens, kv_heads,
-        head_dim].
+        head_dim]. Raises ValueError for a bad layer or page id.
         """
-        k, v = (self.kv[layer, side].index_select(0, page_ids).flatten(0, 1) for side in (0, 1))
+        check_layer(layer, self.layout.group.layers)
+        ids = torch.tensor(checked_pages(page_ids, len(page_ids), self.pages))
+        k, v = (self.kv[layer, side].index_select(0, ids).flatten(0, 1) for side in (0, 1))
         return k, v
 
     def gather(self, layer: int, block_table: Any, length: int) -> tuple[Tensor, Tensor]:
         """K and V of the first ``length`` tokens of a block table: two copies of [length, kv_heads, head_dim].
 
-        Table entries past the length are never read. Raises ValueError for a bad page id in front of it or a table that
-        is too short.
+        Table entries past the length are never read. Raises ValueError for a bad layer, a negative length, a bad page
+        id in front of it or a table that is too short.
         """
-        used = -(-length // self.layout.page_tokens)
+        used = used_pages(length, self.layout.page_tokens)
         ids = checked_pages(np.asarray(block_table)[:used], used, self.pages)
         k, v = self.gather_pages(layer, torch.tensor(ids))
         return k[:length], v[:length]
@@ -133,15 +165,18 @@ class TorchDevice:
         tokens of each sequence, its new ones included (0: its rows give zeros and an LSE of -inf). query_lengths: new
         tokens of each sequence (default 1 each), aligned to its end. scale: default head_dim ** -0.5. window: tokens
         seen, the current one included. Returns the output [queries, q_heads, head_dim] in q's dtype and the natural
-        log-sum-exp [queries, q_heads] in float32. Raises ValueError as ``gather`` does, and when the query lengths do
-        not sum to the rows of q.
+        log-sum-exp [queries, q_heads] in float32. Raises ValueError as ``gather`` and ``attend`` do, and when the
+        query lengths do not sum to the rows of q or there is not one table for each sequence.
         """
-        counts = [1] * len(lengths) if query_lengths is None else [int(n) for n in query_lengths]
+        counts = [1] * len(lengths) if query_lengths is None else [operator.index(n) for n in query_lengths]
         if len(counts) != len(lengths) or sum(counts) != len(q):
             raise ValueError(f"{len(lengths)} sequences with {sum(counts)} queries do not fit q of {len(q)} rows")
+        if min(counts, default=0) < 0 or len(block_tables) != len(lengths):
+            raise ValueError(f"{len(lengths)} sequences with {counts} queries and {len(block_tables)} block tables")
+        check_layer(layer, self.layout.group.layers)
         parts = []
         for rows, table, length in zip(torch.split(q, counts), block_tables, lengths, strict=True):
-            k, v = self.gather(layer, table, int(length))
+            k, v = self.gather(layer, table, operator.index(length))
             parts.append(attention.attend(rows, k, v, scale=scale, window=window))
         out = torch.cat([part[0] for part in parts]) if parts else q.clone()
         lse = torch.cat([part[1] for part in parts]) if parts else q.new_empty((0, q.shape[1]), dtype=torch.float32)
