@@ -172,7 +172,7 @@ class DecodePlan(AttentionPlan):
 
         lse = self._lse if lse is None else lse
         out = self._results(self.batch, q, k_pages, v_pages, block_tables, out, lse, sinks)
-        k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, self.quant)
+        k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, self.quant, k_scale, v_scale)
         group_pad = limits.pad(self.group)
         # items are read before the launch ahead has ended, so the first one after ``schedule`` waits for it as usual
         launch, self._scheduled = self._plain if self._scheduled else self._early, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -70,10 +71,17 @@ def check_pages(k_pages: Tensor, v_pages: Tensor, shape: tuple[int, int, int], d
         raise ValueError(f"pages need equal strides ending in 1, not {k_pages.stride()} and {v_pages.stride()}")
 
 
-def check_scales(k: Tensor | None, v: Tensor | None, pages: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+def check_scales(
+    k: Tensor | None, v: Tensor | None, pages: Tensor, kind: int, k_scale: float, v_scale: float
+) -> tuple[Tensor, Tensor]:
     """Scales of K and V: float32 [pages, page_tokens, kv_heads] of one stride where ``kind`` is per token and head;
-    else None (the pages stand in for the pointer that is never read). Raises ValueError.
+    else None (the pages stand in for the pointer that is never read). k_scale, v_scale: positive where it is per
+    tensor, else 1. Raises ValueError.
     """
+    if not (0 < k_scale < math.inf and 0 < v_scale < math.inf):
+        raise ValueError(f"k_scale {k_scale} and v_scale {v_scale} must be positive and finite")
+    if kind != PER_TENSOR and not k_scale == v_scale == 1:
+        raise ValueError(f"k_scale {k_scale} and v_scale {v_scale} were given for pages without a scale per tensor")
     if kind != PER_TOKEN_HEAD:
         if k is not None or v is not None:
             raise ValueError("scales were given for pages without a scale per token and head")
@@ -106,10 +114,10 @@ def check_numbers(batch: int, window: int, softcap: float, scale: float | None) 
     """
     if not 1 <= batch <= 4096:
         raise ConfigError(f"batch {batch} is outside [1, 4096]")
-    if window < 0 or softcap < 0:
-        raise ConfigError(f"window {window} and softcap {softcap} must not be negative")
-    if scale is not None and not scale > 0:
-        raise ConfigError(f"scale {scale} must be positive")
+    if window < 0 or not 0 <= softcap < math.inf:
+        raise ConfigError(f"window {window} and softcap {softcap} must not be negative, and finite")
+    if scale is not None and not 0 < scale < math.inf:
+        raise ConfigError(f"scale {scale} must be positive and finite")
 
 
 def check_ints(name: str, x: Tensor, count: int) -> None:

@@ -56,7 +56,7 @@ def write(
     limits.check_card(k_pages.device, k_pages.dtype)
     quantised = k_pages.dtype in limits.QUANTISED
     kind = limits.check_types(k.dtype, k_pages.dtype, k_scales is not None) if quantised else limits.PLAIN
-    k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, kind)
+    k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, kind, k_scale, v_scale)
     count = len(slots)
     for name, x in (("k", k), ("v", v)):
         if x.dim() != 3 or len(x) < count or x.shape[1:] != (kv_heads, head_dim) or x.stride(2) != 1:
@@ -101,6 +101,11 @@ def copy_pages(kv: Tensor, source: Tensor, destination: Tensor, *, scales: Tenso
     """
     if source.shape != destination.shape or source.dim() != 1:
         raise ValueError(f"{tuple(source.shape)} pages cannot be copied to {tuple(destination.shape)}")
+    for ids in (source, destination):
+        if ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous():
+            raise ValueError(f"page ids are contiguous int32 or int64 [n], not {ids.dtype} of stride {ids.stride()}")
+    if scales is not None and scales.shape[:3] != kv.shape[:3]:
+        raise ValueError(f"scales of {tuple(scales.shape)} are not those of pages of {tuple(kv.shape)}")
     for name, store in (("kv", kv), ("scales", scales)):
         if store is None or not len(source) or not store.numel():
             continue

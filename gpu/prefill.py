@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from radixkv.errors import ConfigError
 from radixkv.gpu import hopper, limits
 from radixkv.gpu.hopper import HopperTiles
 from radixkv.gpu.plans import AttentionPlan
@@ -80,6 +81,8 @@ class PrefillPlan(AttentionPlan):
             batch, q_heads, kv_heads, head_dim, page_tokens, q_dtype, kv_dtype, per_token_head, window, softcap, sinks,
             scale, device,
         )  # fmt: skip
+        if max_queries < 1 or (parts is not None and parts < 1):
+            raise ConfigError(f"max_queries {max_queries} and parts {parts} must be at least 1")
         # a tile given decides the kernel; the plain kernel also steps in for pages that Hopper's cannot read
         self.hopper = tiles if isinstance(tiles, HopperTiles) else None
         if tiles is None:
@@ -141,7 +144,7 @@ class PrefillPlan(AttentionPlan):
             raise ValueError(f"{len(q)} queries are more than the plan's {self.max_queries}")
         lse = self._lse[: len(q)] if lse is None else lse
         out = self._results(len(q), q, k_pages, v_pages, block_tables, out, lse, sinks)
-        k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, self.quant)
+        k_rows, v_rows = limits.check_scales(k_scales, v_scales, k_pages, self.quant, k_scale, v_scale)
         results = (out, lse, self._parts_out, self._parts_lse)
         heads = {"HEADS": self.kv_heads, "GROUP": self.group, "TOKENS": self.tile_tokens, "DIM": self.head_dim}
         if not self.hopper or not hopper.launch(

@@ -7,6 +7,7 @@ error, wrong KV. Here each upload has a buffer of its own until its fence is don
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -163,16 +164,17 @@ class BatchTables:
 
         Returns the first len(leases) rows of ``tables``; rows past them have length 0 and no new tokens, for graphs of
         a larger batch. Waits for the oldest upload where every buffer is in use. Raises ValueError, uploading nothing,
-        for more than the sizes allow.
+        for more than the sizes allow, and for a length below its new tokens.
         """
         pages = [lease.block_table for lease in leases]
         counts = [len(new) for new in slots]
-        self._check(pages, counts)
+        lengths = [lease.length for lease in leases]
+        self._check(pages, counts, lengths)
         buffer = self._take()
         batch, tokens = len(leases), sum(counts)
         for row, table in enumerate(pages):
             buffer.block_tables[row, : len(table)] = table
-        buffer.lengths[:batch] = [lease.length for lease in leases]
+        buffer.lengths[:batch] = lengths
         buffer.lengths[batch:] = 0
         buffer.starts[0] = 0
         np.cumsum(counts, out=buffer.starts[1 : batch + 1])
@@ -186,10 +188,12 @@ class BatchTables:
         t = self.tables
         return Tables(t.block_tables[:batch], t.lengths[:batch], t.starts[: batch + 1], t.slots)
 
-    def _check(self, pages: Sequence[PageIds], counts: Sequence[int]) -> None:
+    def _check(self, pages: Sequence[PageIds], counts: Sequence[int], lengths: Sequence[int]) -> None:
         (batch, width), tokens = self._sections.shape, self._sections.lengths // 8
         if len(pages) != len(counts):
             raise ValueError(f"{len(pages)} leases with slots of {len(counts)}")
+        if any(map(operator.lt, lengths, counts)):
+            raise ValueError(f"lengths {lengths} are below the new tokens in them, {counts}")
         if len(pages) > batch or sum(counts) > tokens:
             raise ValueError(f"{len(pages)} sequences and {sum(counts)} tokens are over {batch} and {tokens}")
         longest = max((len(table) for table in pages), default=0)

@@ -150,6 +150,16 @@ def test_f13_bad_ids_and_slots_from_the_host_are_refused_and_unused_entries_neve
         with pytest.raises(ValueError, match=f"page id {bad} is outside"):
             ours.unpack(room, 128, 7, np.array([bad], np.int32))
         assert torch.equal(ours.gather(0, table, 16)[0].view(torch.int16), before[0, 0, 0].view(torch.int16))
+    with pytest.raises(ValueError, match="length -1 is negative"):
+        ours.gather(0, np.array([0], np.int32), -1)
+    with pytest.raises(ValueError, match="page id 4294967296 is outside"):
+        ours.copy_pages(np.array([2**32]), np.array([1]))
+    with pytest.raises(ValueError, match=f"page id {POOL} is outside"):
+        ours.gather_pages(0, torch.tensor([POOL]))
+    with pytest.raises(ValueError, match="layer -1 is outside"):
+        ours.write(-1, np.array([0]), k, k)
+    with pytest.raises(ValueError, match="slots are integers"):
+        ours.write(0, np.array([0.5]), k, k)
     for slot in (-2, POOL * 16, 2**40):
         with pytest.raises(ValueError, match=f"slot {slot} is outside"):
             ours.write(0, np.array([0, slot]), k, k)

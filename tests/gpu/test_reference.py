@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from radixkv.errors import ConfigError
-from radixkv.gpu.reference import TorchDevice
+from radixkv.gpu.attention import attend
+from radixkv.gpu.reference import TorchDevice, checked_pages
 from radixkv.layout import KVLayout
 
 PAGE = 16
@@ -209,6 +210,102 @@ def test_f13_bad_page_ids_are_refused_in_used_columns_and_never_read_elsewhere()
         dev.gather(0, [2], 20)
 
 
+@pytest.mark.parametrize("length", [-1, -16, -17, -(2**40), 33, 2**40])
+def test_f13_lengths_that_a_table_has_not_are_refused(length: int) -> None:
+    dev = device(4)
+    q = torch.ones(1, 2, 64)
+    why = f"length {length} is negative" if length < 0 else r"2 page ids where \d+ are needed"
+    with pytest.raises(ValueError, match=why):
+        dev.gather(0, [2, 1], length)
+    for lengths in ([length], np.array([length]), torch.tensor([length])):
+        with pytest.raises(ValueError, match=why):
+            dev.attention(0, q, [[2, 1]], lengths)
+    with pytest.raises(TypeError):
+        dev.attention(0, q, [[2, 1]], [16.5])
+    assert len(dev.gather(0, [2, 1], 32)[0]) == 32 and len(dev.gather(0, [2, 1], 0)[0]) == 0
+
+
+@pytest.mark.parametrize("layer", [-1, -2, 2, 2**40])
+def test_layers_that_are_none_are_refused(layer: int) -> None:
+    dev = device(layers=2)
+    k = torch.ones(1, 2, 64).half()
+    for call in (
+        lambda: dev.write(layer, [0], k, k),
+        lambda: dev.gather(layer, [0], 1),
+        lambda: dev.gather_pages(layer, torch.tensor([0])),
+        lambda: dev.attention(layer, torch.ones(0, 2, 64), [], []),
+    ):
+        with pytest.raises(ValueError, match=rf"layer {layer} is outside \[0, 1\]"):
+            call()
+    assert not dev.kv.any()
+
+
+@pytest.mark.parametrize("ids", [[0, 1.5], np.array([0, 2**32]), [[0, 1]], [True, False], torch.tensor([0, -1]), 0])
+def test_page_ids_are_not_cut_to_what_is_there(ids: object) -> None:
+    """2**32 is page 0 in 32 bits, and 1.5 is page 1 for an integer."""
+    dev = device(4)
+    buffer = memoryview(bytearray(2 * PAGE * dev.layout.token_bytes))
+    with pytest.raises(ValueError, match="page id"):
+        checked_pages(ids, 2, 4)
+    if isinstance(ids, np.ndarray):
+        with pytest.raises(ValueError, match=r"page id 4294967296 is outside \[0, 3\]"):
+            dev.copy_pages(ids, np.array([2, 3], np.int32))
+        with pytest.raises(ValueError, match="page id 4294967296"):
+            dev.pack(ids, 2 * PAGE, buffer)
+        with pytest.raises(ValueError, match="page id 4294967296"):
+            dev.unpack(buffer, 2 * PAGE, 0, ids)
+        with pytest.raises(ValueError, match="page id 4294967296"):
+            dev.gather(0, ids, 2 * PAGE)
+        with pytest.raises(ValueError, match="page id 4294967296"):
+            dev.gather_pages(0, torch.from_numpy(ids))
+
+
+def test_page_ids_of_any_integer_type_are_taken() -> None:
+    for good in ([1, 3], (3, 0), np.array([2, 3], np.uint8), np.arange(4)[::2], torch.tensor([1, 2])):
+        ids = checked_pages(good, 2, 4)
+        assert ids.dtype == np.int32 and ids.flags.c_contiguous and ids.tolist() == [int(x) for x in good]
+    assert checked_pages([], 0, 4).dtype == np.int32
+
+
+@pytest.mark.parametrize("slots", [[0.0, 1.5], [True, False], [[0, 1]], torch.tensor([0.5, 1.0]), 3])
+def test_slots_are_whole_numbers(slots: object) -> None:
+    dev = device(2)
+    k = torch.ones(4, 2, 64).half()
+    with pytest.raises(ValueError, match="slots are integers"):
+        dev.write(0, slots, k, k)
+    assert not dev.kv.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"window": 0}, "window 0 must be at least 1"),
+        ({"window": -3}, "window -3 must be at least 1"),
+        ({"scale": 0.0}, "scale 0.0 must be positive"),
+        ({"scale": -0.1}, "scale -0.1 must be positive"),
+        ({"scale": math.nan}, "scale nan must be positive"),
+    ],
+)
+def test_attention_that_means_nothing_is_refused(options: dict[str, float], why: str) -> None:
+    dev = device()
+    with pytest.raises(ValueError, match=why):
+        dev.attention(0, torch.ones(1, 2, 64), [[0]], [3], **options)  # type: ignore[arg-type]
+    dev.attention(0, torch.ones(1, 2, 64), [[0]], [3], window=1, scale=1e-3)
+
+
+def test_one_sequence_s_tensors_must_fit() -> None:
+    q, k, v = torch.ones(1, 4, 8), torch.ones(5, 2, 8), torch.ones(5, 2, 16)
+    assert attend(q, k, v, sinks=torch.ones(4))[0].shape == (1, 4, 16)
+    for less in (k[:1], k[:, :1], k[..., :1]):  # each would be stretched to the others' shape
+        with pytest.raises(ValueError, match="fits no v"):
+            attend(q, less, v)
+    with pytest.raises(ValueError, match=r"sinks must be \[4\], not \(2,\)"):
+        attend(q, k, v, sinks=torch.ones(2))
+    for softcap in (-1.0, math.nan):
+        with pytest.raises(ValueError, match=f"softcap {softcap} not negative"):
+            attend(q, k, v, softcap=softcap)
+
+
 def test_f14_prefill_over_cached_context() -> None:
     dev = device()
     table = [9, 3, 14, 0]
@@ -222,6 +319,9 @@ def test_f14_prefill_over_cached_context() -> None:
 def test_query_lengths_must_sum_to_the_rows_of_q() -> None:
     with pytest.raises(ValueError, match="do not fit q of 3 rows"):
         device().attention(0, torch.ones(3, 2, 64), [[0]], [16], query_lengths=[2])
+    for counts, tables in (([4, -1], [[0], [0]]), ([2, 1], [[0]]), ([2, 1], [[0]] * 3)):
+        with pytest.raises(ValueError, match=rf"2 sequences with .* queries and {len(tables)} block tables"):
+            device().attention(0, torch.ones(3, 2, 64), tables, [16, 16], query_lengths=counts)
 
 
 def test_copy_pages_moves_every_bit_and_the_scales() -> None:

@@ -31,6 +31,15 @@ class ManualFence:
         return self.ended
 
 
+class Said:
+    """A sequence of which nothing is known but its length."""
+
+    block_table = np.zeros(1, np.int32)
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
 class ManualUploads(TorchUploads):
     """Copies run when the test says so: a copy reads its source then, as a device does, not when it was queued."""
 
@@ -188,7 +197,12 @@ def test_what_is_too_large_is_refused_and_uploads_nothing(cache: Cache) -> None:
     ):
         with pytest.raises(ValueError, match=why):
             ring.prepare(leases, slots)
+    for length in (-1, 0, 1):
+        with pytest.raises(ValueError, match=rf"lengths \[10, {length}\] are below the new tokens in them, \[1, 2\]"):
+            ring.prepare([short, Said(length)], [one, np.arange(2)])
     assert not uploads.queue
+    ring.prepare([short, Said(2)], [one, np.arange(2)])
+    assert uploads.queue
     for sizes in ({"max_batch": 0, "max_pages": 1}, {"max_batch": 1, "max_pages": 1, "depth": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             BatchTables(uploads, **sizes)

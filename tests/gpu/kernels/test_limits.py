@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ SHAPE: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "page_toke
         ({"q_dtype": torch.float64}, "query type torch.float64 is not supported"),
         ({"window": -1}, "negative"),
         ({"softcap": -1.0}, "negative"),
+        ({"softcap": math.nan}, "softcap nan"),
         ({"scale": 0.0}, "scale 0.0 must be positive"),
+        ({"scale": math.inf}, "scale inf must be positive and finite"),
     ],
 )
 def test_plans_refuse(wrong: dict[str, Any], says: str) -> None:
@@ -45,6 +48,31 @@ def test_plans_refuse_a_batch_of_none_or_too_many() -> None:
     for batch in (0, 4097):
         with pytest.raises(ConfigError, match=f"batch {batch} is outside"):
             DecodePlan(batch, **SHAPE)
+
+
+@pytest.mark.parametrize(("queries", "parts"), [(0, None), (-8, None), (10, 0), (10, -1)])
+def test_a_prefill_of_nothing_is_refused(queries: int, parts: int | None) -> None:
+    """A grid of no parts is launched without an error, and leaves the results as they were."""
+    with pytest.raises(ConfigError, match=f"max_queries {queries} and parts {parts} must be at least 1"):
+        PrefillPlan(3, queries, parts=parts, **SHAPE)
+    assert PrefillPlan(3, 1, parts=1, **SHAPE).parts == 1
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_scales_of_a_tensor_are_positive_and_its_own(where: str, scale: float) -> None:
+    fp8 = torch.zeros(3, 16, 2, 64, dtype=torch.float8_e4m3fn, device=where)
+    k, slots = torch.ones(1, 2, 64, device=where), torch.zeros(1, dtype=torch.int64, device=where)
+    plan = DecodePlan(1, **{**SHAPE, "device": where, "kv_dtype": torch.float8_e4m3fn, "q_dtype": torch.float16})
+    q, tables = torch.zeros(1, 4, 64, device=where).half(), torch.zeros(1, 1, dtype=torch.int32, device=where)
+    wrong: tuple[dict[str, Any], ...] = ({"k_scale": scale}, {"v_scale": scale})
+    for scales in wrong:
+        with pytest.raises(ValueError, match=f"scale {scale}.* must be positive and finite"):
+            write(fp8, fp8.clone(), slots, k, k, **scales)
+        with pytest.raises(ValueError, match=f"scale {scale}.* must be positive and finite"):
+            plan.run(q, fp8, fp8, tables, **scales)
+    with pytest.raises(ValueError, match="given for pages without a scale per tensor"):
+        write(fp8.float(), fp8.float(), slots, k, k, k_scale=0.5)
+    write(fp8.float(), fp8.float(), slots, k, k, k_scale=1.0)
 
 
 def test_tensors_that_do_not_fit_are_refused(where: str) -> None:
@@ -90,6 +118,13 @@ def test_moves_refuse(where: str) -> None:
         copy_pages(kv, ids, ids[:1])
     with pytest.raises(ValueError, match="contiguous"):
         copy_pages(kv.transpose(3, 4), ids, ids)
+    every_other = torch.arange(4, dtype=torch.int32, device=where)[::2]  # a kernel would read 0 and 1
+    for wrong in (every_other, ids.float(), ids.bool(), ids.to(torch.uint8)):
+        for source, destination in ((wrong, ids), (ids, wrong)):
+            with pytest.raises(ValueError, match="page ids are contiguous int32 or int64"):
+                copy_pages(kv, source, destination)
+    with pytest.raises(ValueError, match="are not those of pages"):
+        copy_pages(kv, ids, ids, scales=kv[:, :, :2].contiguous())
     with pytest.raises(ValueError, match="tokens are int32"):
         gather(kv, ids[None], ids[:1].long(), torch.zeros(1, 99, dtype=torch.uint8, device=where))
     k = torch.zeros(2, 2, 64, device=where)
