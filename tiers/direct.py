@@ -1,4 +1,4 @@
-"""Runs of a data file read past the page cache, the next ones while somebody works on those before.
+"""Runs of a data file read past the page cache, or through it, the next ones while somebody works on those before.
 
 What the kernel reads ahead lies in pages all over memory as soon as one of them, a tree page between the runs, is there
 already: a disk whose requests have a limited number of parts then gives half of what it can. Here every request is
@@ -97,27 +97,28 @@ class Direct:
         self._idle: list[_Reader] = []
         self._changing = threading.Lock()
         try:
-            first = _Reader(self._fd)
+            first = _Reader()
             self._idle.append(first)
-            first.try_out()
+            first.try_out(self._fd)
         except BaseException:
             self.close()
             raise
 
-    def read(self, runs: Sequence[int], snapshot: int) -> Generator[Bytes, None, None]:
+    def read(self, runs: Sequence[int], snapshot: int, through: int = -1) -> Generator[Bytes, None, None]:
         """The runs that begin at these bytes of the file, side by side ones together, in order, each valid until the
         next is asked for. Fewer bytes where the file ends before.
 
-        snapshot: number of the transaction that holds them. Who reads records in the order in which they lie, in one
+        through: a descriptor of the same file, to read through the page cache instead, which keeps them then. snapshot:
+        number of the transaction that holds them. Who reads records in the order in which they lie, in one
         snapshot, finds the next one on its way. Close the iterator if it is left before its end. Raises OSError.
         """
         with self._changing:
             place = next((i for i, idle in enumerate(self._idle) if idle.follows(runs[0], snapshot)), -1)
             reader = self._idle.pop(place) if self._idle else None
         if reader is None:
-            reader = _Reader(self._fd)
+            reader = _Reader()
         try:
-            yield from reader.read(runs, snapshot)
+            yield from reader.read(runs, snapshot, self._fd if through < 0 else through)
         finally:
             with self._changing:
                 keep = len(self._idle) < _KEPT
@@ -142,20 +143,22 @@ class _Reader:
     The thread is a daemon: a process that ends is not kept by it.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self) -> None:
         self._pieces = _memory()
-        self._asked: SimpleQueue[Any] = SimpleQueue()  # a request and memory for it, and None for the end of all
+        self._fd = -1
+        self._asked: SimpleQueue[Any] = SimpleQueue()  # file, request and memory for it, and None for the end of all
         self._read: SimpleQueue[int | OSError] = SimpleQueue()
         self._next_asked = self._next_read = 0  # count requests; pieces take turns
         self._ahead: list[Request] = []  # asked for, for the record after the last
         self._snapshot = self._end = -1  # of the last record
-        arguments = (fd, self._asked, self._read)
+        arguments = (self._asked, self._read)
         self._thread = threading.Thread(target=_loop, args=arguments, name="radixkv-direct", daemon=True)
         self._thread.start()
         weakref.finalize(self, self._asked.put, None)
 
-    def try_out(self) -> None:
+    def try_out(self, fd: int) -> None:
         """Raise OSError where the file cannot be read like this."""
+        self._fd = fd
         self._ask(Request(0, mmap.PAGESIZE, ()))
         found = self._read.get()
         self._next_read += 1
@@ -166,8 +169,9 @@ class _Reader:
         """Whether ``run`` comes next in the file after what was read last. Pages of one snapshot do not change."""
         return snapshot == self._snapshot and 0 <= run - self._end <= _BETWEEN
 
-    def read(self, runs: Sequence[int], snapshot: int) -> Generator[Bytes, None, None]:
+    def read(self, runs: Sequence[int], snapshot: int, fd: int) -> Generator[Bytes, None, None]:
         """See ``Direct.read``."""
+        self._fd = fd
         in_order = self.follows(runs[0], snapshot)
         ahead, self._ahead = self._ahead if in_order else [], [] if in_order else self._ahead
         self._drop_ahead()
@@ -201,7 +205,7 @@ class _Reader:
                 self._end = -1
 
     def _ask(self, request: Request) -> None:
-        self._asked.put((request, self._pieces[self._next_asked % _PIECES]))
+        self._asked.put((self._fd, request, self._pieces[self._next_asked % _PIECES]))
         self._next_asked += 1
 
     def _drop_ahead(self) -> None:
@@ -219,9 +223,9 @@ class _Reader:
         self._pieces = []
 
 
-def _loop(fd: int, asked: SimpleQueue[Any], done: SimpleQueue[int | OSError]) -> None:
+def _loop(asked: SimpleQueue[Any], done: SimpleQueue[int | OSError]) -> None:
     while (job := asked.get()) is not None:
-        request, piece = job
+        fd, request, piece = job
         try:
             done.put(os.preadv(fd, [piece[: request.nbytes]], request.at))
         except OSError as error:

@@ -107,8 +107,9 @@ class Extent:
         self, txn: Transaction[memoryview], database: bytes, key: bytes, most: int
     ) -> Generator[Bytes, None, None] | None:
         """The runs of the record ``key`` in ``database``, ``most`` at most, piece by piece from the disk, see
-        ``Direct.read``. None where it is to be read through the map: it is in memory, or small, lies all over the file
-        or is read again, and then the kernel has been asked for it, for the map itself reads nothing ahead.
+        ``Direct.read``: past the page cache, and where it is read again through it. None where it is to be read through
+        the map: it is in memory, or small or lies all over the file, and then the kernel has been asked for it, for the
+        map itself reads nothing ahead.
         """
         description = txn.get(database)
         if description is None:
@@ -120,9 +121,9 @@ class Extent:
         if not runs or self._in_memory(runs):
             return None
         wanted = list(requests(runs))
-        direct = self._reader() if len(wanted) * _LEAST_RUNS <= len(runs) and self._first_read(runs[0]) else None
+        direct = self._reader() if len(wanted) * _LEAST_RUNS <= len(runs) else None
         if direct is not None:
-            return direct.read(runs, txn.id())
+            return direct.read(runs, txn.id(), -1 if self._first_read(runs[0]) else self._fd)
         for request in wanted:
             with contextlib.suppress(OSError):  # a hint, on a file system that takes none
                 os.posix_fadvise(self._fd, request.at, request.nbytes, os.POSIX_FADV_WILLNEED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from radixkv.plan import Outcome
 from radixkv.protocols import WriteItem
-from radixkv.tiers.direct import PIECE_BYTES, Direct, Request, _behind, requests, resident_pages
+from radixkv.tiers.direct import PIECE_BYTES, Bytes, Direct, Request, _behind, requests, resident_pages
 from radixkv.tiers.disk import DiskTier
 from radixkv.tiers.folder import DATA_FILE
 from radixkv.tiers.record import Assembly, CorruptRecord, cut, pack_record
@@ -79,16 +80,30 @@ def held(tier: DiskTier, chunk: WriteItem) -> float:
     return sum(page or 0 for page in pages) / (len(pages) * 8)
 
 
-def test_a_cold_record_leaves_no_page_and_one_read_again_all(cold: tuple[Path, list[WriteItem]]) -> None:
+def test_a_cold_record_leaves_no_page_and_one_read_again_all(
+    cold: tuple[Path, list[WriteItem]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, written = cold
     tier = open_tier(folder)
+    read: list[bool] = []
+    reading = Direct.read
+
+    def seen(direct: Direct, runs: list[int], snapshot: int, through: int) -> Generator[Bytes, None, None]:
+        read.append(through >= 0)
+        return reading(direct, runs, snapshot, through)
+
+    monkeypatch.setattr(Direct, "read", seen)
     assert all(held(tier, chunk) < 0.2 for chunk in written)
     assert all(read_right(tier, chunk) for chunk in written)
     assert tier._store._extent._direct is not None
     assert all(held(tier, chunk) < 0.2 for chunk in written)
-    assert all(read_right(tier, chunk) for chunk in written)
+    assert read == [False] * 6
+    read.clear()
+    assert all(read_right(tier, chunk) for chunk in written[::-1])  # else the next one is in memory by its turn
     assert all(held(tier, chunk) == 1.0 for chunk in written)
+    assert read == [True] * 6
     assert all(read_right(tier, chunk) for chunk in written)
+    assert len(read) == 6, "from the map"
     tier.close()
 
 
@@ -155,21 +170,25 @@ def test_a_flipped_bit_is_found(cold: tuple[Path, list[WriteItem]], run: int) ->
     tier.close()
 
 
-def test_a_reader_that_was_left_reads_right_again(cold: tuple[Path, list[WriteItem]]) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_reader_that_was_left_reads_right_again(cold: tuple[Path, list[WriteItem]], cached: bool) -> None:
     folder, written = cold
     tier = open_tier(folder)
     runs = [run * 4096 for run in runs_of(tier, written[1])]
     tier.close()
     whole = (folder / DATA_FILE).read_bytes()
     direct = Direct(folder / DATA_FILE)
+    through = os.open(folder / DATA_FILE, os.O_RDONLY) if cached else -1
     for _ in range(3):
-        with closing(direct.read(runs, 7)) as pieces:
+        with closing(direct.read(runs, 7, through)) as pieces:
             next(pieces)
-        read = np.concatenate([piece.copy() for piece in direct.read(runs, 7)])
+        read = np.concatenate([piece.copy() for piece in direct.read(runs, 7, through)])
         assert read.tobytes() == b"".join(whole[run : run + RUN_BYTES] for run in runs)
     os.truncate(folder / DATA_FILE, runs[-1] + 4096)
-    assert sum(len(piece) for piece in direct.read(runs, 8)) == (len(runs) - 1) * RUN_BYTES + 4096
+    assert sum(len(piece) for piece in direct.read(runs, 8, through)) == (len(runs) - 1) * RUN_BYTES + 4096
     direct.close()
+    if cached:
+        os.close(through)
 
 
 def test_a_file_that_cannot_be_read_so_says_it() -> None:
