@@ -58,7 +58,7 @@ def decode_tiles(
         return DecodeTiles(block=32, warps=1, stages=5, per_sm=8) if whole else DecodeTiles(64, 2, 5, 4)
     rounds = rows / (4 * multiprocessors)
     if rounds > 1 and rounds / math.ceil(rounds) >= FULL:
-        return DecodeTiles(block=block // 2, warps=4, stages=3, per_sm=4)
+        return DecodeTiles(block=block // 2, warps=2, stages=3, per_sm=4)
     return DecodeTiles(block=block, warps=4, stages=5 if block * padded > 8192 else 7, per_sm=1)
 
 
@@ -116,6 +116,9 @@ class DecodePlan(AttentionPlan):
         # wait for the queries. Items of half a tile are none of a whole one: a short context is one wave of such.
         wide, alone = self.kv_dtype.itemsize == 2, self.tiles.per_sm == 1
         self._late, self._short = wide and not alone, self.tiles.block // 2 if wide and alone else 0
+        exact = q_dtype == torch.float32  # weights in float32 have no rest to keep
+        self._rows = max(16, limits.pad(self.group) * (1 if exact else 2))
+        self._once = self._rows if exact else self._rows // 2
         self._step = self.hopper.block if self.hopper else self._short or self.tiles.block
         self._begin = self.hopper.begin if self.hopper else self.tiles.block // self._step
         self.slots = max(1, processors * (self.hopper or self.tiles).per_sm // kv_heads)
@@ -186,8 +189,8 @@ class DecodePlan(AttentionPlan):
             q if sinks is None else sinks, k_rows, v_rows, self.scale, self.softcap, k_scale, v_scale,
             self.window, 0, q.stride(0), q.stride(1), *limits.head_stride(k_pages), *limits.head_stride(k_rows),
             block_tables.stride(0),
-            HEADS=self.kv_heads, GROUP=self.group, GROUP_PAD=group_pad, ROWS=max(16, group_pad), DIM=self.head_dim,
-            PAD=self.padded, PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
+            HEADS=self.kv_heads, GROUP=self.group, GROUP_PAD=group_pad, ROWS=self._rows, ONCE=self._once,
+            DIM=self.head_dim, PAD=self.padded, PAGE=self.page_tokens, BLOCK=self.tiles.block, STAGES=self.tiles.stages,
             MERGED=min(16, max(1, MERGE_WORDS // (group_pad * self.padded))), QUANT=self.quant, WINDOW=self.window > 0,
             SOFTCAP=self.softcap > 0, SINKS=self.sinks, EXACT=self.q_dtype == torch.float32,
             LATE=self._late, SHORT=self._short, num_warps=self.tiles.warps, **launch,

@@ -1,5 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, assignment, untyped-decorator, unused-ignore"
-"""Decode: one query per sequence, the context split over programs, the last to finish merges the parts."""
+"""Decode: one query per sequence, the context split over programs, the last to finish merges the parts.
+
+Matrix units take sixteen rows at least, more than most groups have query heads: each query has two, one for the leading
+bits of its weights and one for the rest of them. So the result is as exact as float32 weights make it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from radixkv.gpu.kernels.tiles import (
     load_tile,
     normalised,
     product,
+    rounded,
     scaled_weights,
     softmax_step,
     token_rows,
@@ -23,15 +28,16 @@ from radixkv.gpu.kernels.tiles import (
 @triton.jit
 def read_tiles(
     queries, pages, span, scales, strides, zero,
-    ROWS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
-    HALF: tl.constexpr, LATE: tl.constexpr, STEP: tl.constexpr, LONG: tl.constexpr,
+    ROWS: tl.constexpr, ONCE: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    EXACT: tl.constexpr, HALF: tl.constexpr, LATE: tl.constexpr, STEP: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Weighted values, running maximum and sum of a span of tokens, by tiles of BLOCK.
 
-    STEP: spans start at multiples of it. LONG: they hold a page at least, and STEP whole pages. LATE: queries are read
-    inside the loop, so that the copies of page tables and tiles are queued without a wait for them. zero: 0, which
-    keeps that read from being taken out of the loop again.
+    ONCE: rows from there on are those before once more, for the rest of the weights. STEP: spans start at multiples of
+    it. LONG: they hold a page at least, and STEP whole pages. LATE: queries are read inside the loop, so that the
+    copies of page tables and tiles are queued without a wait for them. zero: 0, which keeps that read from being taken
+    out of the loop again.
     """
     q, q_at, q_there = queries
     table, k_head, v_head, k_scales, v_scales = pages
@@ -41,6 +47,7 @@ def read_tiles(
     kind: tl.constexpr = tl.float16 if HALF else q.dtype.element_ty
     d = tl.arange(0, PAD)
     c = tl.arange(0, BLOCK)
+    rest = (tl.arange(0, ROWS) >= ONCE)[:, None]
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PAD], tl.float32)
@@ -85,9 +92,9 @@ def read_tiles(
         if QUANT == 2:
             v_scale_rows = tl.load(v_scales + scale_row, mask=inside, other=0.0)
             p, factor = scaled_weights(p, v_scale_rows, HALF)
-            acc = acc * age[:, None] + product(p.to(kind), value, EXACT) * factor
+            acc = acc * age[:, None] + product(rounded(p, rest, kind, ROWS > ONCE), value, EXACT) * factor
         else:
-            acc = acc * age[:, None] + product(p.to(kind), value, EXACT)
+            acc = acc * age[:, None] + product(rounded(p, rest, kind, ROWS > ONCE), value, EXACT)
     return acc, top, total
 
 
@@ -136,16 +143,17 @@ def decode_kernel(
     k_scales, v_scales, scale, cap, k_scale, v_scale, window, zero,
     q_seq, q_head, page_stride: tl.constexpr, token_stride: tl.constexpr, head_stride, s_page, s_token, s_head,
     table_stride,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-    PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, MERGED: tl.constexpr,
-    QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EXACT: tl.constexpr,
-    LATE: tl.constexpr, SHORT: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, ONCE: tl.constexpr,
+    DIM: tl.constexpr, PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    MERGED: tl.constexpr, QUANT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    EXACT: tl.constexpr, LATE: tl.constexpr, SHORT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One item of one kv head.
 
-    ROWS: the query heads of that kv head, padded to a tile. MERGED: parts merged at once. LATE: see ``read_tiles``.
-    SHORT: the tile of items that are no longer (0: none). EARLY: this launch began while the one before it on the
-    stream was ending; only ``items`` are older than that one and may be read at once.
+    ROWS: the query heads of that kv head, padded to a tile, twice where weights are rounded. ONCE: see ``read_tiles``.
+    MERGED: parts merged at once. LATE: see ``read_tiles``. SHORT: the tile of items that are no longer (0: none).
+    EARLY: this launch began while the one before it on the stream was ending; only ``items`` are older than that one
+    and may be read at once.
     """
     head = tl.program_id(0)
     item = tl.program_id(1)
@@ -161,8 +169,8 @@ def decode_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     r = tl.arange(0, ROWS)
     d = tl.arange(0, PAD)
-    heads = head * GROUP + r
-    mine = r < GROUP
+    heads = head * GROUP + r % ONCE
+    mine = r % ONCE < GROUP
     HALF: tl.constexpr = k_pages.dtype.element_ty == tl.float8e4nv and not EXACT
     q_at = seq * q_seq + heads[:, None] * q_head + d[None, :]
     q_there = mine[:, None] & (d < DIM)[None, :]
@@ -176,33 +184,36 @@ def decode_kernel(
     strides = (page_stride, token_stride, s_page, s_token)
     if SHORT == 0:
         acc, top, total = read_tiles(
-            queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, LATE, BLOCK, False,
+            queries, pages, span, scales, strides, zero, ROWS, ONCE, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW,
+            SOFTCAP, EXACT, HALF, LATE, BLOCK, False,
         )  # fmt: skip
     elif end - start <= SHORT:
         acc, top, total = read_tiles(
-            queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, SHORT, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, True, SHORT, False,
+            queries, pages, span, scales, strides, zero, ROWS, ONCE, DIM, PAD, PAGE, SHORT, STAGES, QUANT, WINDOW,
+            SOFTCAP, EXACT, HALF, True, SHORT, False,
         )  # fmt: skip
     else:
         acc, top, total = read_tiles(
-            queries, pages, span, scales, strides, zero, ROWS, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW, SOFTCAP,
-            EXACT, HALF, LATE, SHORT, SHORT % PAGE == 0 and QUANT != 2,
+            queries, pages, span, scales, strides, zero, ROWS, ONCE, DIM, PAD, PAGE, BLOCK, STAGES, QUANT, WINDOW,
+            SOFTCAP, EXACT, HALF, LATE, SHORT, SHORT % PAGE == 0 and QUANT != 2,
         )  # fmt: skip
     if QUANT == 1:
         acc = acc * v_scale
     if parts == 1:
         acc, top, total = with_sinks(acc, top, total, sinks, heads, mine, SINKS)
     rows, sums = normalised(acc, top, total)
-    there = mine[:, None] & (d < DIM)[None, :]
+    if ROWS > ONCE:
+        rows = tl.sum(tl.reshape(rows, [2, ONCE, PAD]), axis=0)
+    h = tl.arange(0, ONCE)
+    there = (h < GROUP)[:, None] & (d < DIM)[None, :]
     if parts == 1:
-        to = seq * HEADS * GROUP + heads
-        tl.store(out + to[:, None] * DIM + d[None, :], rows.to(out.dtype.element_ty), mask=there)
-        tl.store(lse + to, sums, mask=mine)
+        to = (seq * HEADS + head) * GROUP
+        tl.store(out + (to + h)[:, None] * DIM + d[None, :], rows.to(out.dtype.element_ty), mask=there)
+        tl.store(lse + to + r, sums, mask=r < GROUP)
     else:
-        to = (item.to(tl.int64) * HEADS + head) * GROUP + r
-        tl.store(parts_out + to[:, None] * DIM + d[None, :], rows, mask=there)
-        tl.store(parts_lse + to, sums, mask=mine)
+        to = (item.to(tl.int64) * HEADS + head) * GROUP
+        tl.store(parts_out + (to + h)[:, None] * DIM + d[None, :], rows, mask=there)
+        tl.store(parts_lse + to + r, sums, mask=r < GROUP)
         # every thread's part is written before the count goes up, and read after it was seen
         tl.debug_barrier()
         before = tl.atomic_add(finished + seq * HEADS + head, 1, sem="acq_rel", scope="gpu")

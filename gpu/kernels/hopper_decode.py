@@ -4,8 +4,8 @@
 Products are turned round: the 64 rows that the matrix units take at once are tokens of a tile, or elements of a head,
 and the queries of a kv head's group are their few columns. A tile costs each warp some 150 instructions.
 
-There are at least eight columns, more than most groups have: each query has two, one for its weights as they are
-rounded for the product and one for what rounding takes from them. So the result is as exact as float32 weights make it.
+There are at least eight columns, more than most groups have: each query has two, one for the leading bits of its
+weights and one for the rest of them. So the result is as exact as float32 weights make it.
 """
 
 from __future__ import annotations
@@ -135,6 +135,8 @@ def compute(
     dtype: gl.constexpr = q.dtype.element_ty
     HALVES: gl.constexpr = DIM // 64
     HALF: gl.constexpr = COLS // 2
+    # the leading bits that the type of the product holds
+    KEPT: gl.constexpr = -(1 << 16) if dtype == gl.bfloat16 else -(1 << 13)
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     columns: gl.constexpr = gl.SliceLayout(0, layout)
@@ -175,7 +177,8 @@ def compute(
         sums = sums * age[None, :] + p
         acc = acc * age[None, :]
         top = higher
-        p = gl.where(rest[None, :], p - p.to(dtype).to(gl.float32), p)
+        high = (p.to(gl.int32, bitcast=True) & KEPT).to(gl.float32, bitcast=True)
+        p = gl.where(rest[None, :], p - high, high)
         p_tile.store(p.to(dtype).trans([1, 0]))
         fence_async_shared()
         barrier()

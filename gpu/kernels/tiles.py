@@ -107,6 +107,18 @@ def softmax_step(s, factor, top, total):
 
 
 @triton.jit
+def rounded(p, rest, kind: tl.constexpr, TWICE: tl.constexpr):
+    """Weights as the product takes them. TWICE: of each there are two, the leading bits, which ``kind`` holds exactly,
+    and the rest of them.
+    """
+    if TWICE:
+        KEPT: tl.constexpr = -(1 << 16) if kind == tl.bfloat16 else -(1 << 13)
+        high = (p.to(tl.int32, bitcast=True) & KEPT).to(tl.float32, bitcast=True)
+        p = tl.where(rest, p - high, high)
+    return p.to(kind)
+
+
+@triton.jit
 def with_sinks(acc, top, total, sinks, head, inside, SINKS: tl.constexpr):
     """Add each head's sink logit to its denominator."""
     if SINKS:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from radixkv.gpu.decode import DecodePlan
+from radixkv.gpu.decode import DecodePlan, decode_tiles
 from radixkv.gpu.prefill import PrefillPlan
 
 from .parts import TOLERANCE, Batch, check, error
@@ -34,6 +34,24 @@ def test_f7_head_dims_do_not_leak_past_their_end(where: str, dim: int) -> None:
     batch = Batch(where, [33, 150], dim=dim, seed=dim)
     q = batch.normal(2, 4, dim)
     check(batch.decode(q), batch.reference(q), 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"sinks": True}, {"window": 90}], ids=str)
+@pytest.mark.parametrize("group", [1, 3, 8, 16])
+def test_weights_are_as_exact_as_in_float32(
+    where: str, group: int, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """By the plain kernel; see also ``test_hopper_decode``."""
+    batch = Batch(where, [290, 0, 40], heads=(2 * group, 2), dtype=needs(where, dtype), seed=group)
+    q = batch.normal(3, 2 * group, 64)
+    sinks = batch.normal(2 * group) if "sinks" in options else None
+    run = {} if sinks is None else {"sinks": sinks.to(where)}
+    for tiles in (decode_tiles(64, 2, 6), decode_tiles(64, 2, 1056)):
+        got = batch.decode(q, run, tiles=tiles, **options)[0]
+        want = batch.reference(q, **{**options, **({} if sinks is None else {"sinks": sinks})})[0]
+        # rounded to 16 bits for the product they would cost 1.3 times this
+        assert error(got, want) <= 1.05 * error(want.to(dtype), want), "only the result itself is rounded"
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16])
