@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 
-from radixkv import _process
 from radixkv.errors import StoreLocked
 from radixkv.tiers.extent import mapped
 from radixkv.tiers.folder import READERS_FILE
@@ -184,6 +183,8 @@ def lagging(env: Environment) -> list[Lagging]:
     inside = [Lagging(int(row[0]), last - int(row[2])) for row in rows if len(row) == 3 and row[2].isdecimal()]
     return sorted(inside, key=lambda found: -found.commits)
 
+
+_process = os.getpid()  # that loaded this: any other with it was forked from there
 
 _openers: dict[Path, int] = {}
 """Which process opened a folder last: this one, or one that it was forked from."""
