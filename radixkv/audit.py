@@ -121,6 +121,8 @@ class _Walk:
         for index, record in enumerate(node.records or (), node.start // size):
             _must(record.index == index and not record.short, "records are dense, in chunk order", record.index)
             _must(node.start < record.end <= node.end, "a record stands at the node of its last page", record.end)
+        places = [(record.end, record.tail) for record in node.shorts or ()]
+        _must(places == sorted(set(places)), "short records are in order, each once", node.start)
         for record in node.shorts or ():
             _must(record.short and record.index == record.end // size, "a short record's chunk", record.index)
         for record in node.chunks():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from radixkv.match import Found
@@ -63,11 +65,11 @@ def _furthest(
     On the path these are short records, and whole ones whose end lies past the match; then come records of other
     branches, which hold the shared head of the chunk too.
     """
-    tree, best = residency.tree, None
+    tree, size, best = residency.tree, residency.tree.page_tokens, None
     start, path = index * tree.chunk_pages, (root, *found.path)
-    limit, first = found.pages * tree.page_tokens + found.extra, start * tree.page_tokens
-    said = tokens[first : first + tree.chunk_pages * tree.page_tokens]
-    page = tokens[limit : limit + tree.page_tokens] if found.within < 0 else tokens[:0]
+    limit, first = found.pages * size + found.extra, start * size
+    said = tokens[first : first + tree.chunk_pages * size]
+    page = tokens[limit : limit + size] if found.within < 0 else tokens[:0]
     near = [(node, len(tokens)) for node in path if node.end >= start]  # and what they can have in common at most
     above = len(near)
     near += [(child, limit + common_tokens(child.edge, 0, page)) for child in tree.newest_children(path[-1])]
@@ -77,8 +79,12 @@ def _furthest(
         if most <= covered or node.start >= start + tree.chunk_pages:
             continue
         at = index - node.start // tree.chunk_pages
-        for record in (*(node.records or ())[at : at + 1], *(node.shorts or ())):
-            if record.index == index and residency.readable(record):
+        sorts: list[Iterable[ChunkRecord]] = [(node.records or ())[at : at + 1]]
+        for end in tree.short_ends(node, index) if node.shorts else ():
+            sorts.append(tree.nearest(node, end, said[(end - start) * size :][:size]))
+        for records in sorts:
+            record = next(filter(residency.readable, records), None)
+            if record is not None:
                 end = first + common_tokens(tree.record_tokens(record), 0, said)
                 if end > covered:
                     best, covered = record, end

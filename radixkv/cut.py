@@ -68,7 +68,6 @@ def _drop_records(residency: Residency, node: Node, page: int, keep: int) -> Non
         if past if record.short else record.end > page and not record.below:
             residency.drop(record, HOST)
             residency.drop(record, DISK)
-    residency.tree.drop_dead_records(node)
 
 
 def _make_tail(tree: PrefixTree, node: Node, keep: int) -> Node | None:

@@ -121,8 +121,7 @@ def _unsaved(plane: Plane, node: Node) -> Iterator[tuple[int, bytes | None]]:
     if not ends and not node.children and node.end % tree.chunk_pages:
         ends = [b""]
     for edge in ends:
-        said = [short for short in node.shorts or () if short.end == node.end and short.tail.startswith(edge)]
-        if not any(map(_safe, said)):
+        if not any(map(_safe, tree.saying(node, node.end, edge))):
             yield node.end, edge
 
 

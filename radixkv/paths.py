@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from heapq import merge
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
 from radixkv.layout import KVLayout
-from radixkv.node import ChunkRecord, Node, Root
-from radixkv.types import ChunkKey, PageIds
+from radixkv.node import ChunkRecord, Node, Root, common_tokens
+from radixkv.types import ChunkKey, PageIds, Tokens
+
+place = attrgetter("end", "tail")
+"""The order of a node's short records: what most of their tails have in common lies side by side."""
 
 
 class Paths:
@@ -48,7 +54,8 @@ class Paths:
         self.n_records += 1
         node = record.node
         if record.short:
-            node.shorts = [*(node.shorts or ()), record]
+            node.shorts = node.shorts or []
+            insort(node.shorts, record, key=place)
         else:
             node.records = node.records or []
             assert len(node.records) == record.index - node.start // self.chunk_pages, "records are dense"
@@ -73,28 +80,62 @@ class Paths:
         assert record.parent.key is not None
         return record.parent.key
 
-    def drop_dead_records(self, node: Node) -> None:
-        """Forget records at ``node`` that nothing keeps, and then their parents; whole chunks only from the end, as the
-        list is dense.
+    def forget_record(self, record: ChunkRecord) -> None:
+        """Forget a record if nothing keeps it, and then its parents. A whole chunk is the last of its node's then: the
+        next one would be below it.
         """
-        if not self.n_records:
-            return
-        work = [node]
-        while work:
-            node = work.pop()
-            gone = [r for r in node.shorts or () if r.dead]
-            if gone:
-                node.shorts = [r for r in node.shorts or () if not r.dead] or None
-            while node.records and node.records[-1].dead:
-                gone.append(node.records.pop())
-            node.records = node.records or None
-            for record in gone:
-                self.n_records -= 1
-                parent = record.parent
-                if parent is not None:
-                    parent.below -= 1
-                    if parent.dead:
-                        work.append(parent.node.at(parent.end))
+        link: ChunkRecord | None = record
+        while link is not None and link.dead:
+            node = link.node.at(link.end)
+            if link.short:
+                shorts = node.shorts or []
+                del shorts[bisect_left(shorts, place(link), key=place)]
+                node.shorts = shorts or None
+            else:
+                assert node.records is not None and node.records[-1] is link, "records are dense"
+                node.records.pop()
+                node.records = node.records or None
+            self.n_records -= 1
+            link = link.parent
+            if link is not None:
+                link.below -= 1
+
+    def short_ends(self, node: Node, index: int) -> Iterator[int]:
+        """Pages at which short records of chunk ``index`` at ``node`` end, each once."""
+        shorts, end, last = node.shorts or [], index * self.chunk_pages - 1, (index + 1) * self.chunk_pages
+        while (at := bisect_left(shorts, (end + 1, b""), key=place)) < len(shorts) and (end := shorts[at].end) < last:
+            yield end
+
+    @staticmethod
+    def saying(node: Node, end: int, tail: bytes) -> Iterator[ChunkRecord]:
+        """The short records at ``node`` that end at page ``end`` and say ``tail`` or more after it; first ``tail``
+        alone.
+        """
+        shorts = node.shorts or []
+        for at in range(bisect_left(shorts, (end, tail), key=place), len(shorts)):
+            if shorts[at].end != end or not shorts[at].tail.startswith(tail):
+                return
+            yield shorts[at]
+
+    def short(self, node: Node, end: int, tail: bytes) -> ChunkRecord | None:
+        """The short record at ``node`` that ends with ``tail`` after page ``end``."""
+        first = next(self.saying(node, end, tail), None)
+        return first if first is not None and first.tail == tail else None
+
+    @staticmethod
+    def nearest(node: Node, end: int, tokens: Tokens) -> Iterator[ChunkRecord]:
+        """The short records at ``node`` that end at page ``end``, those first that go on most like ``tokens``."""
+        shorts = node.shorts or []
+
+        def along(way: range) -> Iterator[tuple[int, ChunkRecord]]:
+            for at in way:
+                if shorts[at].end != end:
+                    return
+                yield -common_tokens(shorts[at].tail, 0, tokens), shorts[at]
+
+        at = bisect_left(shorts, (end, tokens.tobytes()), key=place)
+        ways = along(range(at, len(shorts))), along(range(at - 1, -1, -1))
+        return (record for _, record in merge(*ways, key=itemgetter(0)))
 
     @staticmethod
     def pieces(hint: Node, first: int, last: int) -> list[tuple[Node, int, int]]:

@@ -196,18 +196,19 @@ class Residency:
 
     def _drop_covered(self, record: ChunkRecord, tier: int) -> None:
         """Short records that this one says all of leave the tier, only now that it is readable there."""
-        tree = self.tree
+        tree, start = self.tree, record.index * self.tree.chunk_pages
         node: Node | None = record.node.at(record.end)
-        tokens: bytes | None = None
+        less: list[ChunkRecord] = []
         while node is not None:
-            for short in list(node.shorts or ()):
-                less = short is not record and short.index == record.index and short.end <= record.end
-                if less and short.tiers[tier].state:
-                    tokens = tokens or tree.record_tokens(record)
-                    said = tree.record_tokens(short)
-                    if len(said) < len(tokens) and tokens.startswith(said):
-                        self.drop(short, tier)
-            node = node.parent if node.start >= record.index * tree.chunk_pages else None
+            for end in tree.short_ends(node, record.index) if node.shorts else ():
+                rest = tree.record_tokens(record)[(end - start) * tree.page_bytes :]
+                for size in range(0, min(len(rest), tree.page_bytes), 4):
+                    short = tree.short(node, end, rest[:size])
+                    if short is not None:
+                        less.append(short)
+            node = node.parent if node.start >= start else None
+        for short in less:
+            self.drop(short, tier)
 
     def admit(self, node: Node) -> None:
         """A later request has used all of ``node``: the disk takes its records, and those of them that a write ahead
@@ -269,6 +270,7 @@ class Residency:
         self.offer(record, HOST)
         self.offer(record, DISK)
         if not record.stored:
+            self.tree.forget_record(record)
             self.tree.prune(record.node.at(record.end))
 
     def records_below(self, node: Node) -> Iterator[ChunkRecord]:

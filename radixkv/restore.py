@@ -90,7 +90,7 @@ class Restore:
         if pages == tree.chunk_pages:
             record = tree.record(node, index, make=True)
         else:
-            record = next((r for r in node.shorts or () if (r.end, r.tail) == (end, tail)), None)
+            record = tree.short(node, end, tail)
         record = record or tree.attach(ChunkRecord(parent, index, end, tail, node, short=True))
         assert not record.tiers[DISK].state, "another row of the same tokens has the same key"
         record.key = ChunkKey(row.key)

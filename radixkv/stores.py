@@ -134,9 +134,8 @@ class Stores:
         short = ChunkRecord(None, index, depth, tail, node, short=True)
         if depth > node.end or self._pages(node, short) is None:
             return None
-        for other in node.shorts or ():
-            there = other.index == index and other.end == depth and other.tail.startswith(tail)
-            if there and (other.tail == tail or other.stored):
+        for other in tree.saying(node, depth, tail):
+            if other.tail == tail or other.stored:
                 return other
         short.parent = tree.record(node, index - 1, make=True)
         return tree.attach(short)

@@ -18,7 +18,7 @@ from radixkv.config import PolicyConfig
 from radixkv.keys import Namespace, root_key
 from radixkv.layout import KVLayout
 from radixkv.node import Node, Root, Tail, Uses, common_tokens
-from radixkv.paths import Paths
+from radixkv.paths import Paths, place
 from radixkv.policy import Policy, VictimQueue
 from radixkv.pool import PagePool
 from radixkv.types import INT32, ChunkKey, PageIds
@@ -178,8 +178,8 @@ class PrefixTree(Paths):
             n = at // self.chunk_pages - node.start // self.chunk_pages
             upper.records, node.records = node.records[:n] or None, node.records[n:] or None
         if node.shorts:
-            upper.shorts = [r for r in node.shorts if r.end <= at] or None
-            node.shorts = [r for r in node.shorts if r.end > at] or None
+            n = bisect_left(node.shorts, (at + 1, b""), key=place)
+            upper.shorts, node.shorts = node.shorts[:n] or None, node.shorts[n:] or None
         if node.pins:
             n = bisect_right(node.pins, at)
             upper.pins, node.pins = node.pins[:n] or None, node.pins[n:] or None
@@ -344,8 +344,7 @@ class PrefixTree(Paths):
         while (parent := node.parent) is not None and node.alive and not node.children and not node.tails:
             keep = len(node.pages) >> 2
             if self.n_records:
-                self.drop_dead_records(node)
-                for record in (*(node.records or ())[-1:], *(node.shorts or ())):
+                for record in (*(node.records or ())[-1:], *(node.shorts or ())[-1:]):
                     keep = max(keep, record.end - node.start)
             if keep:
                 if node.start + keep < node.end:
@@ -359,7 +358,5 @@ class PrefixTree(Paths):
             else:
                 parent.children = None
             node = parent
-        if self.n_records:
-            self.drop_dead_records(node)
         if not node.children and isinstance(node, Root):
             self.forget_root(node)

@@ -192,7 +192,12 @@ MUTATIONS = (
         "radixkv/policy.py",
         (("import index\n", "import neg\n"), ("staticmethod(index)", "staticmethod(neg)")),
     ),
-    _one("a flush forgets conversation ends", "flush.py", "if not any(map(_safe, said)):", "if False:"),
+    _one(
+        "a flush forgets conversation ends",
+        "flush.py",
+        "if not any(map(_safe, tree.saying(node, node.end, edge))):",
+        "if False:",
+    ),
     _one(
         "a new revision keeps its root's key",
         "clear.py",
