@@ -220,7 +220,7 @@ def _copies(plane: Plane, walk: _Walk) -> None:
     for pages, write in (hold for _, holds in core.fences for hold in holds):
         busy[pages] += 1
         unready[pages] += write
-    for part in (part for waiter in (*plane.leases, *plane.jobs) for part in waiter.plan_parts()):
+    for part in (part for waiter in (*plane.leases, *plane.jobs.values()) for part in waiter.plan_parts()):
         marks[part.record] += part.held
     for record in walk.records:
         _same("marks on a record", marks[record], record.busy, record.index)
@@ -247,10 +247,12 @@ def _waiters(plane: Plane, walk: _Walk) -> None:
         _same("a chunk is read once", record.read is not None, record in wanted or record in read, record.index)
         for residence in record.tiers:
             _must(not residence.plan or residence.plan in core.flights, "a copy fills a record", record.index)
-    for waiter in (*plane.leases, *plane.jobs):
+    for waiter in (*plane.leases, *plane.jobs.values()):
         for part in waiter.plan_parts():
-            heard = not part.pending or any(part is told for _, told in part.record.read or ())
+            heard = not part.pending or part in (part.record.read or ())
             _must(heard, "a part that is waited for is told", part.record.index)
+    for waited, job in plane.jobs.items():
+        _must(job.waits or waited in plane.settled, "a prefetch that may have ended is looked at")
     for plan, _ in plane.residency.stored.deleting.values():
         _must(plan in core.flights, "what is being deleted has a plan", plan)
 

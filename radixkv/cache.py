@@ -270,7 +270,7 @@ class Cache:
         with plane.lock:
             if plane.closed and not plane.broken:
                 return
-            for job in list(plane.jobs):
+            for job in list(plane.jobs.values()):
                 job.cancel()
         deadline = core.clock() + timeout_s
         if core.disk is not None and not plane.broken:

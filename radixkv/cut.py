@@ -56,6 +56,8 @@ def cut(residency: Residency, hint: Node, depth: int, tokens: bytes, keep: int) 
         tree.prune(node)
         if node.alive:
             return _make_tail(tree, node, keep)
+        if parent.children:
+            parent.children.update([parent.children.popitem()])  # else the places of the newest, gone, are passed over
         node, depth = parent, parent.end
     return None
 

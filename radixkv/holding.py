@@ -253,6 +253,7 @@ class Load(Waiter):
     def leave(self) -> None:
         """The lease closes before it has settled: nothing is published."""
         self.lease._load = None
+        self.lease._plane.settle(self.lease)
         self.drop(self.parts)
 
     def hit(self) -> Hit:
@@ -297,6 +298,7 @@ class Load(Waiter):
         lease._matched = lease._have
         lease._hit = hit = self.hit()
         lease._load = None
+        lease._plane.settle(lease)
         self.uses.device_hit_tokens += hit.device_tokens
         self.uses.host_hit_tokens += hit.host_tokens
         self.uses.disk_hit_tokens += hit.disk_tokens

@@ -7,7 +7,7 @@ memory, so a prompt longer than the host cache and the staging buffers together 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +70,7 @@ class Loads:
         self.writes = writes
         self.residency = writes.residency
         self.core = writes.core
-        self.waiting: deque[ChunkRecord] = deque()  # wanted, and no read of them has started
+        self.waiting: OrderedDict[ChunkRecord, None] = OrderedDict()  # wanted, and no read of them has started
         self.leases = leases
 
     def hold(self, parts: list[Part]) -> None:
@@ -86,9 +86,9 @@ class Loads:
         if part.pending:
             part.pending = False
             if record.read is not None:
-                record.read = [waiting for waiting in record.read if waiting[1] is not part]
+                record.read.pop(part, None)
                 if not record.read and record in self.waiting:
-                    self.waiting.remove(record)
+                    del self.waiting[record]
                     self._over(record)
         record.busy -= 1
         self.residency.idle(record)
@@ -99,18 +99,18 @@ class Loads:
         """
         for part in parts:
             if part.pending:
-                self._want(part.record).append((waiter, part))
+                self._want(part.record)[part] = waiter
         for part in parts:
             if part.held and not part.pending:
                 self._give(waiter, part, part.record.slot, staging=False)
         self.start_waiting()
 
-    def _want(self, record: ChunkRecord) -> list[Any]:
+    def _want(self, record: ChunkRecord) -> dict[Any, Any]:
         """Who waits for the one read of a record, which is to be started if there is none."""
         if record.read is None:
-            record.read = []
+            record.read = {}
             record.busy += 1
-            self.waiting.append(record)
+            self.waiting[record] = None
         return record.read
 
     def refresh(self, record: ChunkRecord) -> None:
@@ -124,13 +124,14 @@ class Loads:
     def start_waiting(self) -> None:
         """Start reads, in order, while there are buffers for them."""
         while self.waiting:
-            record = self.waiting.popleft()
+            record, _ = self.waiting.popitem(last=False)
             started = False
             try:
                 started = self._start(record)
             finally:
                 if not started:
-                    self.waiting.appendleft(record)
+                    self.waiting[record] = None
+                    self.waiting.move_to_end(record, last=False)
             if not started:
                 return
 
@@ -143,8 +144,8 @@ class Loads:
         elif record.tiers[DISK].state is State.READY:
             if self.writes.to_host(record):
                 return self._read(record, record.slot)
-            nearer = [waiter.part_pages(part) for waiter, part in record.read or ()]
-            if not nearer or any(pages is not None for pages in nearer):
+            waiters = record.read or {}
+            if not waiters or any(waiter.part_pages(part) is not None for part, waiter in waiters.items()):
                 slot = self.core.staging.take(self.residency.tokens(record))
                 return slot >= 0 and self._read(record, slot, staging=True)
             # all that is wanted is a copy in the host, and a staging buffer would be none
@@ -184,17 +185,17 @@ class Loads:
 
     def _over(self, record: ChunkRecord) -> None:
         """Nothing more comes of the read of a record: whoever still waits for it waits in vain."""
-        while record.read:
-            waiter, part = record.read[0]
-            waiter.part_failed(part)  # releases the part, which takes it off the list
-            assert not record.read or record.read[0][1] is not part
+        waiters, record.read = record.read or {}, {}
+        for part, waiter in waiters.items():
+            if part.pending:
+                waiter.part_failed(part)
         record.read = None
         record.busy -= 1
         self.residency.idle(record)
 
     def _deliver(self, record: ChunkRecord, slot: int, *, staging: bool) -> None:
-        waiters, record.read = record.read or [], []
-        for waiter, part in waiters:
+        waiters, record.read = record.read or {}, {}
+        for part, waiter in waiters.items():
             self._give(waiter, part, slot, staging=staging)
 
     def _give(self, waiter: Waiter, part: Part, slot: int, *, staging: bool) -> None:

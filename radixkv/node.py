@@ -53,7 +53,7 @@ class ChunkRecord:
     index: chunk number on its path. end: pages from the root to the end of its whole pages. tail: bytes of the tokens
     past them (short records only). node: a hint of the node that holds page ``end``. below: records whose parent this
     is. busy: copies and plans using it. refused_at: its last use when the disk tier refused it. read: who waits for the
-    one read of it under way or wanted (single flight); None: there is none.
+    one read of it under way or wanted (single flight), by the part of a plan; None: there is none.
     """
 
     parent: ChunkRecord | None
@@ -70,7 +70,7 @@ class ChunkRecord:
     busy: int = 0
     failures: int = 0
     refused_at: int = -1
-    read: list[Any] | None = None
+    read: dict[Any, Any] | None = None
 
     @property
     def stored(self) -> bool:

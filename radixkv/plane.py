@@ -71,7 +71,8 @@ class Plane:
         self.registry: dict[int, ref[Any]] = {}  # open leases by id(): for audits and statistics
         self.dropped: deque[Any] = deque()  # leases that were garbage-collected open: finalisers only enqueue
         self.touched: deque[Node] = deque(maxlen=4096)  # ends of paths used since their last uses were written to disk
-        self.jobs: list[Any] = []  # prefetches under way
+        self.jobs: dict[Any, Any] = {}  # prefetches under way, by what they wait for: a lease, or themselves
+        self.settled: deque[Any] = deque()  # of what they wait for, that which waits no more
         self.closed = False
         self.broken = ""  # why nothing here is used any more
         self.audit: Callable[[], None] = lambda: None  # raises where something is not whole
@@ -126,9 +127,10 @@ class Plane:
         log.error("%s", self.broken, exc_info=error)
         for lease in self.leases:
             lease.closed = True
-        for job in self.jobs:
+        for job in self.jobs.values():
             job.lose()
         self.jobs.clear()
+        self.settled.clear()
         self.dropped = deque(maxlen=0)
         self.core.forget()
 
@@ -137,6 +139,11 @@ class Plane:
         """The open leases, those that were dropped included, each once: a finaliser may leave its reference alive."""
         alive = [lease for weak in list(self.registry.values()) if (lease := weak()) is not None]
         return list({id(lease): lease for lease in (*alive, *self.dropped)}.values())
+
+    def settle(self, waiter: object) -> None:
+        """A prefetch may have ended: it is looked at when the cache drains."""
+        if waiter in self.jobs:
+            self.settled.append(waiter)
 
     def slots(self, pages: PageIndex) -> Slots:
         """Slots of all tokens of ``pages``, in order."""
@@ -167,8 +174,10 @@ class Plane:
             if core.flights:
                 core.land()
                 self.loads.start_waiting()
-            for job in list(self.jobs):
-                job.advance()
+            while self.settled:
+                if (job := self.jobs.get(self.settled[0])) is not None:
+                    job.advance()
+                self.settled.popleft()
         except BaseException:
             core.news = True
             raise

@@ -38,14 +38,14 @@ class Job(Waiter):
         self.wanted_tokens = lease.loading_tokens if lease is not None else pages * plane.tree.page_tokens
         self.moved_tokens = 0
         self.state = JobState.PENDING
-        plane.jobs.append(self)
+        plane.jobs[lease or self] = self
         plane.core.news = True
         try:
             self.loads.hold(parts)
             self.loads.start(self, list(parts))
             self.advance()
         except BaseException:
-            if self in plane.jobs:
+            if self.state is JobState.PENDING:
                 self._give_up()
             raise
 
@@ -70,10 +70,19 @@ class Job(Waiter):
         """The cache is broken: nothing more comes of it."""
         self.state, self._lease = JobState.CANCELLED, None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.pending > 0 or (self._lease is not None and not self._lease.settled)
+
+    def settle(self) -> None:
+        """See ``loads.Waiter``."""
+        self._plane.settle(self)
+
     def advance(self) -> None:
-        """Look whether it has ended: called when the cache drains."""
+        """Look whether it has ended: called when the cache drains, once it may have."""
         lease = self._lease
-        if self.pending or (lease is not None and not lease.settled):
+        if self.waits:
             return
         if lease is not None:
             self.moved_tokens = lease.loading_tokens
@@ -91,8 +100,8 @@ class Job(Waiter):
 
     def _end(self, state: JobState) -> None:
         self.state = state
-        self._plane.jobs.remove(self)
         lease, self._lease = self._lease, None
+        del self._plane.jobs[lease or self]
         if lease is not None:
             lease.finish()
 

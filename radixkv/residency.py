@@ -39,7 +39,7 @@ class Stored:
         self.used_bytes = 0
         self.raw_bytes = 0
         self.keys: dict[bytes, bool] = {}  # of the records with a state on disk, each once: whether it has been written
-        self.strays: dict[bytes, int] = {}  # key -> bytes; the last one goes first
+        self.strays: OrderedDict[bytes, int] = OrderedDict()  # key -> bytes; the last one goes first
         self.foreign: set[bytes] = set()  # strays that another model, layout or shard stored
         self.deleting: dict[bytes, tuple[int, int]] = {}  # key -> plan and bytes of the delete that has the last word
         self.condemned: set[bytes] = set()  # keys of revisions that are over, until their delete has worked

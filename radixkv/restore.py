@@ -44,7 +44,7 @@ class Restore:
             self._place_below(root, None, key)
         strays += [row for waiting in self.orphans.values() for row in waiting]
         strays.sort(key=lambda row: -row.last_use)  # the coldest is taken from the end
-        stored.strays = {row.key: row.stored_bytes for row in strays}
+        stored.strays.update((row.key, row.stored_bytes) for row in strays)
         stored.used_bytes += sum(stored.strays.values())
         tree.now = latest
         self.open = True

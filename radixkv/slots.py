@@ -4,7 +4,7 @@ flight.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
 QUARTERS = 4
 
@@ -20,7 +20,7 @@ class HostSlots:
         self.chunks = chunks
         self.quarter_tokens = -(-chunk_tokens // QUARTERS)
         self._whole = list(range((chunks - 1) * QUARTERS, -1, -QUARTERS))
-        self._cut: dict[int, list[int]] = {}  # places that are cut up -> their free units
+        self._cut: OrderedDict[int, list[int]] = OrderedDict()  # places that are cut up -> their free units
         self.taken: dict[int, int] = {}  # slot -> units, those waiting for their last copy included
         self.pins: Counter[int] = Counter()  # copies that use a slot
         self.dead: set[int] = set()  # freed, still pinned

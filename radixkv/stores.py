@@ -118,7 +118,7 @@ class Stores:
         try:
             for link in reversed(chain):
                 if result is Result.STORED:
-                    result = self._store(link, self._pages(node, link))
+                    result = self._store(link, node)
         finally:
             for link in chain:
                 link.busy -= 1
@@ -145,7 +145,8 @@ class Stores:
         but for holes above it, since what lies behind them is not served.
         """
         if not record.stored:
-            return list(takewhile(lambda link: not link.tiers[HOST].state, record.lineage()))
+            fits = record.index < self.core.slots.chunks  # else the host cannot have it, whatever else it gives up
+            return list(takewhile(lambda link: not (link.tiers[HOST].state if fits else link.stored), record.lineage()))
         if self.residency.holes[HOST] or self.residency.holes[DISK]:
             return [link for link in record.lineage() if not link.stored]
         return []
@@ -159,13 +160,16 @@ class Stores:
         held = [tail.page for tail in tails if tail.edge.startswith(record.tail)]
         return np.append(pages, np.int32(held[0])) if held else None
 
-    def _store(self, record: ChunkRecord, pages: PageIds | None) -> Result:
-        """Offer one record's pages; its ancestors have been offered. To the host, else through staging to disk."""
-        core, on_disk = self.core, bool(record.tiers[DISK].state)
-        if record.tiers[HOST].state or (pages is None and on_disk):
+    def _store(self, record: ChunkRecord, node: Node) -> Result:
+        """Offer one record on the path to ``node``; its ancestors have been offered. To the host, else through staging
+        to disk.
+        """
+        core, on_disk, parent = self.core, bool(record.tiers[DISK].state), record.parent
+        if record.tiers[HOST].state or (on_disk and parent is not None and not parent.tiers[HOST].state):
             return Result.STORED
+        pages = self._pages(node, record)
         if pages is None:
-            return Result.GONE
+            return Result.STORED if on_disk else Result.GONE
         if core.pool.n_busy and core.pool.unready[pages].any():
             return Result.LATER
         self.writes.waits = False

@@ -8,9 +8,11 @@ on it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
+from sys import getsizeof
 
 import numpy as np
 
@@ -29,6 +31,8 @@ GROW_TOKENS = 4096
 """Longest edge that grows in place: each time it is copied."""
 TAILS = 8
 """Tails kept per node."""
+SPARSE = 256
+"""Bytes for each child in a table that most have left: whoever looks at the newest passes all those places over."""
 NAMESPACES = 4096
 """Namespaces whose counts are kept, apart from those that hold something."""
 
@@ -54,7 +58,7 @@ class PrefixTree(Paths):
         self.min_partial_tokens = options.min_partial_tokens
         self.roots: dict[bytes, Root] = {}  # those that requests find, by digest of the namespace
         self.known: dict[bytes, Root] = {}  # all, by root key: also from a disk index, or of a revision that is over
-        self.uses: dict[bytes, Uses] = {}  # by digest of the namespace
+        self.uses: OrderedDict[bytes, Uses] = OrderedDict()  # by digest of the namespace
         self.former = Uses()  # of namespaces no longer in ``uses``
         self.resumed = Uses()  # of preempted requests that came back
         self.retired: set[Root] = set()  # of revisions that are over: matched no more, stored no more
@@ -84,10 +88,13 @@ class PrefixTree(Paths):
         """The counts of a namespace, which outlive its root: of those that hold nothing, the newest few."""
         found = self.uses.get(digest)
         if found is None:
-            if len(self.uses) >= NAMESPACES:
-                gone = next((old for old in self.uses if old not in self.roots), None)
-                if gone is not None:
-                    self.former.add(self.uses.pop(gone))
+            for old in (
+                list(islice(self.uses, 2)) if len(self.uses) >= NAMESPACES else ()
+            ):  # not all that hold something
+                if old in self.roots:
+                    self.uses.move_to_end(old)
+                else:
+                    self.former.add(self.uses.pop(old))
             found = self.uses[digest] = Uses()
         return found
 
@@ -355,6 +362,8 @@ class PrefixTree(Paths):
             node.alive = False
             if len(parent.children) > 1:
                 del parent.children[node.edge[: self.page_bytes]]
+                if not len(parent.children) & 63 and getsizeof(parent.children) > SPARSE * len(parent.children):
+                    parent.children = dict(parent.children)
             else:
                 parent.children = None
             node = parent

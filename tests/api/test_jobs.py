@@ -44,7 +44,7 @@ def test_an_ended_job_is_forgotten_after_a_while(
     with pytest.raises(ServiceError, match="404"):
         running.client.job(job.id)
     until(lambda: running.service.jobs._entries.get(other.id) is None)
-    assert service[0].cache._plane.jobs == [], "one that nobody asks for is given up"
+    assert not service[0].cache._plane.jobs, "one that nobody asks for is given up"
     service[0].drain()
 
 
@@ -66,7 +66,7 @@ def test_a_service_that_stops_cancels_its_jobs(drive: Drive) -> None:
     with over(driver.cache) as running:
         running.client.prefetch(NS, prompt(256))
         assert len(driver.cache._plane.jobs) == 1
-    assert driver.cache._plane.jobs == []
+    assert not driver.cache._plane.jobs
     driver.drain()
     driver.check()
 

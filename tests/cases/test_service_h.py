@@ -100,7 +100,7 @@ def test_c5_a_prefetch_that_is_revoked_ends(service: tuple[Driver, Running]) -> 
     assert running.client.cancel(job.id).state == "cancelled", "twice is as good as once"
     d.drain()
     assert running.client.job(job.id).state == "cancelled"
-    assert d.cache._plane.jobs == []
+    assert not d.cache._plane.jobs
 
 
 def test_c5_a_prefetch_whose_read_fails_ends(service: tuple[Driver, Running]) -> None:
