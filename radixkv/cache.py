@@ -35,9 +35,9 @@ from radixkv.types import INT32, Tokens
 log = logging.getLogger("radixkv")
 
 
-def _seconds(value: float) -> float:
+def _seconds(value: float, name: str = "timeout_s") -> float:
     if not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
-        raise ConfigError(f"timeout_s must be a number in [0, 1e9], not {value!r}")
+        raise ConfigError(f"{name} must be a number in [0, 1e9], not {value!r}")
     return value
 
 
@@ -105,12 +105,10 @@ class Cache:
 
     def try_lookup(self, namespace: Namespace, tokens: Any, wait_s: float = 0.0) -> Match | None:
         """``lookup``, for a thread that must not stand still, an event loop's: None where another thread keeps the lock
-        for longer than ``wait_s``. Raises ConfigError where that is negative, and what ``lookup`` raises.
+        for longer than ``wait_s``. Raises ConfigError where that is no time, and what ``lookup`` raises.
         """
-        if not wait_s >= 0:
-            raise ConfigError(f"wait_s must be at least 0 seconds, not {wait_s!r}")
         lock = self._plane.lock
-        if not lock.acquire(timeout=wait_s):
+        if not lock.acquire(timeout=_seconds(wait_s, "wait_s")):
             return None
         try:
             return self.lookup(namespace, tokens)

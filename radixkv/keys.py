@@ -181,7 +181,7 @@ def _from_sequence(tokens: Sequence[Any]) -> Tokens:
     if len(tokens) > MAX_TOKENS:
         raise InvalidTokens(f"{len(tokens)} tokens are over the limit of {MAX_TOKENS}")
     for at, token in enumerate(tokens):
-        if type(token) is not int and not isinstance(token, np.integer):
+        if type(token) is not int and (not isinstance(token, np.integer) or isinstance(token, np.timedelta64)):
             raise InvalidTokens(f"token {token!r} at position {at} is of type {type(token).__name__}, not an integer")
         if not 0 <= token <= MAX_TOKEN:
             raise InvalidTokens(f"token {token} at position {at} is outside [0, {MAX_TOKEN}]")

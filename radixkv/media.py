@@ -45,6 +45,11 @@ class Span:
             raise InvalidTokens(
                 f"media span at {self.start} needs a digest of bytes or text, or None, not {self.digest!r}"
             )
+        if isinstance(self.digest, str):
+            try:
+                self.digest.encode()
+            except UnicodeEncodeError:
+                raise InvalidTokens(f"media span's digest {self.digest!r} cannot be encoded as UTF-8") from None
 
     def name(self) -> bytes:
         """32 bytes for this content over this many placeholders: the same content spread over more of them has other

@@ -6,6 +6,7 @@ Jobs remember a place on a path, never tokens or pages: those are taken from the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from enum import Enum, auto
 from itertools import takewhile
@@ -21,6 +22,8 @@ from radixkv.writes import Writes
 
 RETRIES = 256
 """Refused jobs that one ``tick`` tries again."""
+CHUNKS = 64
+"""Missing chunks of one path that are offered together."""
 FEW_JOBS = 1024
 """Jobs that are not looked through for gone ones."""
 MAX_JOBS = 65536
@@ -58,6 +61,7 @@ class Stores:
         self.tree = writes.tree
         self.jobs: deque[Job] = deque()
         self.retry: deque[Job] = deque()
+        self.few = CHUNKS
         self._limit = FEW_JOBS  # jobs at which those of paths that are gone are thrown out
         self.active = bool(self.core.slots.chunks)  # whether there is an outer tier to store to
 
@@ -104,11 +108,23 @@ class Stores:
             self.jobs.append(self.retry.popleft())
 
     def run(self, job: Job) -> Result:
-        """Store what a job's place holds now, ancestors first."""
+        """Store what a job's place holds now, ancestors first, and of many that are missing a few at a time: records
+        made for those behind a refused one are made in vain.
+        """
         tree, node = self.tree, job.hint.at(job.depth)
         if not node.alive or (tree.retired and tree.root_of(node) in tree.retired):
             return Result.GONE
-        record = self._record(node, job.depth, job.tail)
+        chunks = job.depth // tree.chunk_pages
+        if chunks > self.few and tree.record(node, chunks - self.few) is None:
+            there = bisect_left(range(chunks), True, key=lambda index: tree.record(node, index) is None)
+            for upto in range(there + self.few, chunks, self.few):
+                result = self._offer(node, tree.record(node, upto - 1, make=True))
+                if result is not Result.STORED:
+                    return result
+        return self._offer(node, self._record(node, job.depth, job.tail))
+
+    def _offer(self, node: Node, record: ChunkRecord | None) -> Result:
+        """Store a record on the path to ``node``, and what is missing above it."""
         if record is None:
             return Result.GONE
         chain = self._to_store(record)

@@ -237,7 +237,7 @@ def test_try_lookup(drive: Drive) -> None:
     assert cache.try_lookup(NS, prompt(41)) == cache.lookup(NS, prompt(41))
     with pytest.raises(InvalidTokens):
         cache.try_lookup(NS, [-1])
-    for wait_s in (-1, -0.001, float("nan")):
+    for wait_s in (-1, -0.001, float("nan"), float("inf"), 1e18):
         with pytest.raises(ConfigError, match="wait_s"):
             cache.try_lookup(NS, prompt(41), wait_s)
     found: list[object] = []

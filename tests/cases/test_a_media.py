@@ -220,7 +220,9 @@ def test_bad_spans_change_nothing(drive: Drive, media: list[Span]) -> None:
     d.check()
 
 
-@pytest.mark.parametrize("values", [(-1, 1, "h"), (0, 0, "h"), (0, -1, "h"), (True, 1, "h"), (0, 1, ""), (0, 1, 5)])
+@pytest.mark.parametrize(
+    "values", [(-1, 1, "h"), (0, 0, "h"), (0, -1, "h"), (True, 1, "h"), (0, 1, ""), (0, 1, 5), (0, 1, "\ud800")]
+)
 def test_bad_values_of_a_span(values: tuple[int, int, str]) -> None:
     with pytest.raises(InvalidTokens):
         Span(*values)

@@ -13,11 +13,12 @@ import pytest
 from radixkv import tree as trees
 from radixkv.keys import Namespace
 from radixkv.loads import Loads
-from radixkv.node import DISK, HOST
+from radixkv.node import DISK, HOST, ChunkRecord, Node
 from radixkv.paths import Paths
 from radixkv.plan import Outcome, ReadPlan, StorePlan
 from radixkv.prefetch import Job, JobState
 from radixkv.stores import Stores
+from radixkv.types import PageIds
 from tests.cases.conftest import Drive
 from tests.harness.driver import DISK as CAP
 from tests.harness.driver import NS, Driver, make_layout, prompt
@@ -57,7 +58,12 @@ def test_few_of_many_short_records_are_looked_at(drive: Drive, monkeypatch: pyte
     in_the_host(d, [[*head, 7, 7, number] for number in range(500)])
     looked: list[object] = []
     known = Paths.record_tokens
-    monkeypatch.setattr(Paths, "record_tokens", lambda tree, record: looked.append(record) or known(tree, record))
+
+    def counted(tree: Paths, record: ChunkRecord) -> bytes:
+        looked.append(record)
+        return known(tree, record)
+
+    monkeypatch.setattr(Paths, "record_tokens", counted)
     assert d.look([*head, 7, 7, 123]) == (0, 7, 7) and d.look([*head, 7, 7, 10_000]) == (0, 6, 6)
     assert d.look([*head, 8]) == (0, 4, 4) and d.look([5, 5]) == (0, 0, 0)
     assert len(looked) <= 4
@@ -116,7 +122,12 @@ def test_prefetches_that_wait_are_not_looked_at(drive: Drive, to: str, monkeypat
     jobs = [d.cache.prefetch(NS, tokens, to) for tokens in prompts]
     looked: list[Job] = []
     advance = Job.advance
-    monkeypatch.setattr(Job, "advance", lambda job: looked.append(job) or advance(job))
+
+    def counted(job: Job) -> None:
+        looked.append(job)
+        advance(job)
+
+    monkeypatch.setattr(Job, "advance", counted)
     for job in jobs:
         assert not job.poll()
     assert not looked
@@ -178,9 +189,12 @@ def test_of_a_path_longer_than_the_host_few_chunks_are_looked_at(drive: Drive, m
     assert len(records) == 40
     looked: list[int] = []
     pages = Stores._pages
-    monkeypatch.setattr(
-        Stores, "_pages", lambda stores, node, record: looked.append(record.index) or pages(stores, node, record)
-    )
+
+    def counted(stores: Stores, node: Node, record: ChunkRecord) -> PageIds | None:
+        looked.append(record.index)
+        return pages(stores, node, record)
+
+    monkeypatch.setattr(Stores, "_pages", counted)
     session.decode(prompt(16, 2))
     d.cache.tick()
     assert len(looked) <= 3 and 40 in looked
@@ -189,4 +203,29 @@ def test_of_a_path_longer_than_the_host_few_chunks_are_looked_at(drive: Drive, m
     last = tree.record(session.lease.inspect()[0], 40)
     assert last is not None and last.tiers[DISK].state and not last.tiers[HOST].state
     assert not d.copies(StorePlan)
+    session.close()
+
+
+def test_a_refused_job_deep_in_a_path_makes_few_records(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    d = drive(layout=SMALL, pages=200, host_chunks=2, disk_bytes=CAP, staging_chunks=2)
+    d.cache._plane.stores.few = 8
+    tokens = prompt(16 * 40)
+    session = d.lease(tokens, fill=False)
+    session.compute()
+    made: list[ChunkRecord] = []
+    attach = Paths.attach
+
+    def counted(tree: Paths, record: ChunkRecord) -> ChunkRecord:
+        made.append(record)
+        return attach(tree, record)
+
+    monkeypatch.setattr(Paths, "attach", counted)
+    session.commit()
+    d.cache.tick()
+    assert 0 < len(made) <= 8
+    d.cache.tick()
+    assert len(made) <= 16
+    d.check()
+    d.flush()
+    assert len(d.records(tokens)) == 40
     session.close()

@@ -24,6 +24,8 @@ BAD: list[tuple[Any, str]] = [
     ([3.0], "0"),
     ([3.5], "0"),
     ([None], "0"),
+    ([3, np.timedelta64(5)], "1"),
+    ([np.timedelta64(5, "ns")], "0"),
     (np.array([5, -1]), "1"),
     (np.array([2**32 + 5]), "0"),
     (np.array([2**63], np.uint64), "0"),

@@ -102,6 +102,7 @@ class LaggingDevice:
         self.movers[...] = POISON
         self._default = Stream(self)
         self.packs = 0
+        self.copies = True  # else ``copy_pages`` raises
 
     @property
     def kv(self) -> torch.Tensor:
@@ -118,6 +119,8 @@ class LaggingDevice:
         return (np.asarray(pages, np.int64)[:, None] * size + np.arange(size)).reshape(-1)
 
     def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> StreamFence:
+        if not self.copies:
+            raise OSError("the device copies nothing")
         queue = self._default if stream is None else stream
         self._compute.copy_pages(source, destination)
         queue.touched(self.slots(destination))

@@ -20,7 +20,7 @@ from tests.sim.clock import SimClock
 class Pace:
     """How copies go. at_once: share that ends within ``submit``. usual_s: longest usual time. hang: share that takes
     ``hang_s``. batch: share of disk changes that run with all that queue behind them. fail: share of device copies that
-    fail.
+    fail. trip: share of plans at which ``submit`` raises.
     """
 
     at_once: float = 0.2
@@ -29,6 +29,7 @@ class Pace:
     hang_s: float = 3.0
     batch: float = 0.5
     fail: float = 0.0
+    trip: float = 0.0
 
 
 class SimMover(ManualMover):
@@ -48,6 +49,8 @@ class SimMover(ManualMover):
 
     def submit(self, plan: Plan) -> bool:
         """Queue a plan, to end at its moment; some end before this returns, as under a fast thread."""
+        if self.pace.trip and self._chance.random() < self.pace.trip:
+            raise RuntimeError("nothing is taken now")
         if not super().submit(plan):
             return False
         self._begun[plan.id] = self._clock.now

@@ -65,12 +65,16 @@ class Requests:
         return found if found is not None and self.lives(found) else None
 
     def media(self, tokens: list[int]) -> tuple[Span, ...]:
-        """At times a piece of media at the start of the prompt or soon after, known or not."""
+        """At times a piece of media at the start of the prompt or soon after, known or not, and another behind it."""
         if not tokens or self.chance.random() < 0.85:
             return ()
-        start = min(len(tokens) - 1, self.chance.choice([0, 1, self.world.layout.page_tokens]))
-        length = min(len(tokens) - start, self.chance.choice([1, self.world.layout.chunk_tokens]))
-        return (Span(start, length, self.chance.choice(["a", "b", "b", None])),)
+        chance, layout, spans = self.chance, self.world.layout, list[Span]()
+        start = min(len(tokens) - 1, chance.choice([0, 1, layout.page_tokens]))
+        while start < len(tokens) and len(spans) < 3 and (not spans or chance.random() < 0.4):
+            length = min(len(tokens) - start, chance.choice([1, layout.page_tokens, layout.chunk_tokens]))
+            spans.append(Span(start, length, chance.choice(["a", "b", "b", None])))
+            start += length + chance.choice([0, 0, 1, layout.page_tokens])
+        return tuple(spans)
 
     def lag(self) -> bool:
         return self.chance.random() < 0.3 and len(self.world.fences) < FENCES

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
+from tests.sim.rare import RARE
 from tests.sim.requests import Requests
 from tests.sim.sequences import SEQUENCES, Sequence
 from tests.sim.verbs import VERBS, Verb
@@ -68,7 +69,7 @@ class Simulation:
         tell(f"seed {seed}: {setup}")
         self.world = World(folder, setup, self.chance)
         self.requests = Requests(self.world, self.chance)
-        self.verbs = self._weights(VERBS)
+        self.verbs = self._weights(VERBS | RARE)
         self.sequences = self._weights(SEQUENCES)
         self.step = 0
 
@@ -90,7 +91,7 @@ class Simulation:
                 self.world.tier.close()
 
     def _verb(self) -> None:
-        (verb,) = self.chance.choices(list(VERBS), self.verbs)
+        (verb,) = self.chance.choices([*VERBS, *RARE], self.verbs)
         self._audit(f"{verb.__name__} {verb(self.requests)}")
 
     def _sequence(self) -> None:

@@ -37,7 +37,8 @@ SMALL_DISK, LARGE_DISK = 512 << 10, 16 << 20
 class Setup:
     """What a seed decides before the first step. disk: "none", "memory" or "lmdb"; disk_chunks: room of one in memory.
 
-    edge_pages: longest edge of the tree. streams: every session has a stream of its own. rates: of the tier's faults.
+    second_use: what the disk admits. edge_pages: longest edge of the tree. streams: every session has a stream of its
+    own. rates: of the tier's faults.
     """
 
     page: int
@@ -50,6 +51,7 @@ class Setup:
     queue_chunks: int
     disk: str
     disk_chunks: int
+    second_use: bool
     edge_pages: int
     streams: bool
     policy: PolicyConfig
@@ -73,6 +75,7 @@ def draw_setup(chance: random.Random) -> Setup:
         queue_chunks=chance.choice([1, 3, 64]),
         disk=chance.choice(["none", "memory", "memory", "memory", "lmdb"]),
         disk_chunks=chance.choice([3, 8, 8, 400]),
+        second_use=chance.random() < 0.15,
         edge_pages=chance.choice([1, 2, 4, 2048]),
         streams=chance.random() < 0.5,
         policy=PolicyConfig(
@@ -123,7 +126,8 @@ class World(Driver):
     def _open(self) -> None:
         setup, layout = self.setup, self.layout
         device = dataclasses.replace(self.config.device, low_watermark_pages=setup.watermark)
-        self.config = config = dataclasses.replace(self.config, device=device)
+        disk = dataclasses.replace(self.config.disk, admission="second-use" if setup.second_use else "always")
+        self.config = config = dataclasses.replace(self.config, device=device, disk=disk)
         self._open_tier()
         self.device = LaggingDevice(layout, setup.pages)
         unit = -(-layout.chunk_tokens // 4) * layout.token_bytes
@@ -145,6 +149,7 @@ class World(Driver):
         grow = setup.edge_pages // 2 if setup.pages % 4 else min(2, setup.edge_pages // 2)
         core.tree.edge_pages, core.tree.grow_pages, core.tree.cut_pages = setup.edge_pages, max(1, grow), max(1, grow)
         self.cache = Cache(core)
+        self.cache._plane.stores.few = 1 + setup.edge_pages % 3
         if self.tier is not None:
             self.cache.on_close(self.tier.close)
         self.stream = self.device.stream()
@@ -289,6 +294,6 @@ class World(Driver):
         if self.tier is not None:
             self.tier.heal()
         self.mover.refuse.clear()
-        self.mover.pace.hang = self.mover.pace.fail = 0.0
+        self.mover.pace.hang = self.mover.pace.fail = self.mover.pace.trip = 0.0
         self.mover.pace.usual_s = min(self.mover.pace.usual_s, 0.02)
         self.clock.run(self.mover.pace.hang_s)
