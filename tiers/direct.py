@@ -110,15 +110,17 @@ class Direct:
 
         through: a descriptor of the same file, to read through the page cache instead, which keeps them then. snapshot:
         number of the transaction that holds them. Who reads records in the order in which they lie, in one
-        snapshot, finds the next one on its way. Close the iterator if it is left before its end. Raises OSError.
+        snapshot and the same way, finds the next one on its way. Close the iterator if it is left before its end.
+        Raises OSError.
         """
+        fd = self._fd if through < 0 else through
         with self._changing:
-            place = next((i for i, idle in enumerate(self._idle) if idle.follows(runs[0], snapshot)), -1)
+            place = next((i for i, idle in enumerate(self._idle) if idle.follows(runs[0], snapshot, fd)), -1)
             reader = self._idle.pop(place) if self._idle else None
         if reader is None:
             reader = _Reader()
         try:
-            yield from reader.read(runs, snapshot, self._fd if through < 0 else through)
+            yield from reader.read(runs, snapshot, fd)
         finally:
             with self._changing:
                 keep = len(self._idle) < _KEPT
@@ -150,7 +152,7 @@ class _Reader:
         self._read: SimpleQueue[int | OSError] = SimpleQueue()
         self._next_asked = self._next_read = 0  # count requests; pieces take turns
         self._ahead: list[Request] = []  # asked for, for the record after the last
-        self._snapshot = self._end = -1  # of the last record
+        self._snapshot = self._end = -1  # of the last record, as the file is
         arguments = (self._asked, self._read)
         self._thread = threading.Thread(target=_loop, args=arguments, name="radixkv-direct", daemon=True)
         self._thread.start()
@@ -165,16 +167,18 @@ class _Reader:
         if isinstance(found, OSError):
             raise found
 
-    def follows(self, run: int, snapshot: int) -> bool:
-        """Whether ``run`` comes next in the file after what was read last. Pages of one snapshot do not change."""
-        return snapshot == self._snapshot and 0 <= run - self._end <= _BETWEEN
+    def follows(self, run: int, snapshot: int, fd: int) -> bool:
+        """Whether ``run`` comes next in the file after what was read last. Pages of one snapshot do not change; what
+        was read ahead past the page cache is not in it.
+        """
+        return (snapshot, fd) == (self._snapshot, self._fd) and 0 <= run - self._end <= _BETWEEN
 
     def read(self, runs: Sequence[int], snapshot: int, fd: int) -> Generator[Bytes, None, None]:
         """See ``Direct.read``."""
-        self._fd = fd
-        in_order = self.follows(runs[0], snapshot)
+        in_order = self.follows(runs[0], snapshot, fd)
         ahead, self._ahead = self._ahead if in_order else [], [] if in_order else self._ahead
         self._drop_ahead()
+        self._fd = fd
         plan = list(requests(runs, ahead))
         asked, got, whole = len(ahead), 0, False
         self._snapshot, self._end = snapshot, runs[-1] + RUN_BYTES

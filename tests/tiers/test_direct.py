@@ -153,6 +153,16 @@ def test_what_was_read_ahead_is_not_used_once_it_is_written_anew(cold: tuple[Pat
     tier.close()
 
 
+def test_what_is_read_again_is_kept_whatever_was_read_before_it(cold: tuple[Path, list[WriteItem]]) -> None:
+    """The record in front of it has the next ones read ahead, past the page cache."""
+    folder, written = cold
+    tier = open_tier(folder)
+    assert all(read_right(tier, written[number]) for number in (2, 0, 1, 2))
+    assert held(tier, written[2]) == 1.0
+    assert all(held(tier, written[number]) < 0.2 for number in (0, 1))
+    tier.close()
+
+
 @pytest.mark.parametrize("run", [0, 1, 40, RUNS - 2])
 def test_a_flipped_bit_is_found(cold: tuple[Path, list[WriteItem]], run: int) -> None:
     folder, written = cold
