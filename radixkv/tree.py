@@ -178,7 +178,7 @@ class PrefixTree(Paths):
         node.edge = node.edge[cut:]
         node.pages = node.pages[4 * pages :]
         upper.children = {node.edge[: self.page_bytes]: node}
-        upper.reused_end = node.reused_end
+        upper.reused_end = min(node.reused_end, at)
         node.parent = upper
         upper.resident_children = 1 if node.pages else 0
         if node.records:
@@ -357,6 +357,7 @@ class PrefixTree(Paths):
                 if node.start + keep < node.end:
                     node.edge = node.edge[: keep * self.page_bytes]
                     node.end = node.start + keep
+                    node.reused_end = min(node.reused_end, node.end)
                 return
             assert parent.children is not None
             node.alive = False

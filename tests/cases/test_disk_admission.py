@@ -137,3 +137,25 @@ def test_always_takes_everything(drive: Drive, restart: bool) -> None:
 def test_other_rules_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match=r"disk.admission .* is not one of always, second-use"):
         DiskConfig(path=str(tmp_path), capacity_bytes=1 << 20, admission=value)
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_what_was_said_of_a_longer_prompt_is_not_said_of_another_that_takes_its_place(
+    drive: Drive, second_use: None, forked: bool
+) -> None:
+    """A chat that goes on from the first chunk of one that was used again and is gone."""
+    d = drive(disk_bytes=DISK, host_chunks=1)
+    shared, others = prompt(64), (prompt(192, 5), prompt(192, 6), prompt(192, 7))
+    for other in (0, 0, 1) if forked else (0, 0):
+        d.run(shared + others[other])
+        d.drain()
+    d.evict_all()
+    d.cache.clear(tier="disk")
+    d.drain()
+    assert d.run(shared) == 63, "the host has the first chunk, and has room for no other"
+    d.drain()
+    d.run(shared + others[2])
+    d.drain()
+    d.flush()
+    assert d.stats.disk_chunks == 1, "the rest was used once"
+    d.check()
