@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,8 @@ def attend(
     tanh(score / softcap) (0: no cap). sinks: [q_heads] logits that join each softmax's denominator and log-sum-exp, but
     carry no value. Returns the output [queries, q_heads, head_dim] in q's dtype and the natural log-sum-exp [queries,
     q_heads] in float32; a query that sees nothing gives zeros and -inf (its sink, with sinks). Raises ValueError for
-    shapes that do not fit each other, a window below 1, a scale that is not positive and a negative cap.
+    shapes that do not fit each other, a window below 1, a scale that is not positive, a negative cap, and for either
+    that is not finite.
     """
     queries, q_heads, head_dim = q.shape
     length, kv_heads, value_dim = v.shape
@@ -35,8 +38,8 @@ def attend(
         raise ValueError(f"sinks must be [{q_heads}], not {tuple(sinks.shape)}")
     if window is not None and window < 1:
         raise ValueError(f"window {window} must be at least 1 (None: all tokens)")
-    if (scale is not None and not scale > 0) or not softcap >= 0:
-        raise ValueError(f"scale {scale} must be positive, and softcap {softcap} not negative")
+    if (scale is not None and not 0 < scale < math.inf) or not 0 <= softcap < math.inf:
+        raise ValueError(f"scale {scale} must be positive, softcap {softcap} not negative, and both finite")
     grouped = q.float().view(queries, kv_heads, q_heads // kv_heads, head_dim)
     scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * (head_dim**-0.5 if scale is None else scale)
     if softcap:

@@ -83,7 +83,7 @@ class CudaDevice:
         need a scale.
         """
         check_layer(layer, self.layout.group.layers)
-        index = slots if isinstance(slots, Tensor) and slots.is_cuda else checked_slots(slots, self.slots)
+        index = slots if isinstance(slots, Tensor) and slots.is_cuda else checked_slots(slots, self.slots)[0]
         count = len(index)
         if len(k) < count or len(v) < count:
             raise ValueError(f"{count} slots need as many rows of K and V, not {len(k)} and {len(v)}")
@@ -106,8 +106,11 @@ class CudaDevice:
         id.
         """
         check_layer(layer, self.layout.group.layers)
-        if not page_ids.is_cuda:
-            page_ids = torch.tensor(checked_pages(page_ids, len(page_ids), self.pages))
+        if not page_ids.is_cuda:  # a bad one would end the device's context
+            checked_pages(page_ids, len(page_ids), self.pages)
+        return self._gather(layer, page_ids)
+
+    def _gather(self, layer: int, page_ids: Tensor) -> tuple[Tensor, Tensor]:
         ids = page_ids.to(self.device)
         k, v = (self.kv[layer, side].index_select(0, ids).flatten(0, 1) for side in (0, 1))
         return k, v
@@ -119,9 +122,10 @@ class CudaDevice:
         Table entries past the length are never read. Raises ValueError for a bad layer, a negative length, a bad page
         id in front of it or a table that is too short.
         """
+        check_layer(layer, self.layout.group.layers)
         used = used_pages(length, self.layout.page_tokens)
         ids = checked_pages(np.asarray(block_table)[:used], used, self.pages)
-        k, v = self.gather_pages(layer, torch.tensor(ids))
+        k, v = self._gather(layer, torch.tensor(ids))
         return k[:length], v[:length]
 
     def copy_pages(self, source: PageIds, destination: PageIds, stream: Any = None) -> Fence | None:

@@ -110,12 +110,12 @@ def multiprocessors(device: torch.device) -> int:
 
 def check_numbers(batch: int, window: int, softcap: float, scale: float | None) -> None:
     """Raises ConfigError for an empty batch or one past the scheduler's one block, a negative window or cap, a scale
-    that is not positive.
+    that is not positive, and for a cap or scale that is not finite.
     """
     if not 1 <= batch <= 4096:
         raise ConfigError(f"batch {batch} is outside [1, 4096]")
     if window < 0 or not 0 <= softcap < math.inf:
-        raise ConfigError(f"window {window} and softcap {softcap} must not be negative, and finite")
+        raise ConfigError(f"window {window} and softcap {softcap} must be finite and not negative")
     if scale is not None and not 0 < scale < math.inf:
         raise ConfigError(f"scale {scale} must be positive and finite")
 

@@ -19,6 +19,8 @@ few that 2,048 tokens fill the multiprocessors: programs of the next launch begi
 ASKS = 4
 """The most pieces of K that a program asks for ahead of the wait for the launch before it."""
 
+PAGE_IDS = (torch.int32, torch.int64)
+
 COPY_WORDS = 4096
 """int32 words one program copies: 16 KiB, four 16-byte accesses in flight for each of 256 threads."""
 
@@ -102,7 +104,7 @@ def copy_pages(kv: Tensor, source: Tensor, destination: Tensor, *, scales: Tenso
     if source.shape != destination.shape or source.dim() != 1:
         raise ValueError(f"{tuple(source.shape)} pages cannot be copied to {tuple(destination.shape)}")
     for ids in (source, destination):
-        if ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous():
+        if ids.dtype not in PAGE_IDS or not ids.is_contiguous():
             raise ValueError(f"page ids are contiguous int32 or int64 [n], not {ids.dtype} of stride {ids.stride()}")
     if scales is not None and scales.shape[:3] != kv.shape[:3]:
         raise ValueError(f"scales of {tuple(scales.shape)} are not those of pages of {tuple(kv.shape)}")

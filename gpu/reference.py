@@ -20,6 +20,7 @@ from radixkv.protocols import Fence
 from radixkv.types import PageIds
 
 CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def checked_pages(pages: Any, count: int, of: int) -> PageIds:
@@ -37,18 +38,19 @@ def checked_pages(pages: Any, count: int, of: int) -> PageIds:
     return np.ascontiguousarray(ids, dtype=np.int32)
 
 
-def checked_slots(slots: Any, of: int) -> Tensor:
-    """A slot mapping on the host, [n] of any integer type, -1 or a slot of ``of`` slots each. Raises ValueError naming
-    what does not fit.
+def checked_slots(slots: Any, of: int) -> tuple[Tensor, int]:
+    """A slot mapping on the host, integers [n], each -1 or a slot of ``of`` slots, and the lowest of them (0 of none).
+    Raises ValueError naming what does not fit.
     """
     index = torch.as_tensor(slots)
-    if index.dim() != 1 or (len(index) and (index.is_floating_point() or index.dtype == torch.bool)):
+    if index.dim() != 1 or (index.dtype not in _INTEGERS and len(index)):
         raise ValueError(f"slots are integers [n], not {index.dtype} {tuple(index.shape)}")
-    if len(index):
-        low, high = (int(x) for x in torch.aminmax(index))
-        if low < -1 or high >= of:
-            raise ValueError(f"slot {low if low < -1 else high} is outside [-1, {of - 1}]")
-    return index
+    if not len(index):
+        return index, 0
+    low, high = map(int, torch.aminmax(index))
+    if low < -1 or high >= of:
+        raise ValueError(f"slot {low if low < -1 else high} is outside [-1, {of - 1}]")
+    return index, low
 
 
 def check_layer(layer: int, layers: int) -> None:
@@ -113,7 +115,7 @@ class TorchDevice:
         would need a scale.
         """
         check_layer(layer, self.layout.group.layers)
-        index = checked_slots(slots, self.slots)
+        index, low = checked_slots(slots, self.slots)
         count = len(index)
         if not count:
             return
@@ -122,7 +124,7 @@ class TorchDevice:
         if k.dtype != self.kv.dtype and not (k.dtype in CASTABLE and self.kv.dtype in CASTABLE):
             raise ValueError(f"{k.dtype} cannot be written to pages of {self.kv.dtype} without a scale")
         rows: Any = slice(0, count)
-        if int(index.min()) < 0:
+        if low < 0:
             rows = (index >= 0).nonzero().flatten()
             index = index[rows]
         for side, values in enumerate((k, v)):
@@ -133,8 +135,11 @@ class TorchDevice:
         head_dim]. Raises ValueError for a bad layer or page id.
         """
         check_layer(layer, self.layout.group.layers)
-        ids = torch.tensor(checked_pages(page_ids, len(page_ids), self.pages))
-        k, v = (self.kv[layer, side].index_select(0, ids).flatten(0, 1) for side in (0, 1))
+        try:
+            k, v = (self.kv[layer, side].index_select(0, page_ids).flatten(0, 1) for side in (0, 1))
+        except (IndexError, RuntimeError):  # torch looks at each id itself; which one it was is said here
+            checked_pages(page_ids, len(page_ids), self.pages)
+            raise
         return k, v
 
     def gather(self, layer: int, block_table: Any, length: int) -> tuple[Tensor, Tensor]:

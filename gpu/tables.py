@@ -167,11 +167,11 @@ class BatchTables:
         for more than the sizes allow, and for a length below its new tokens.
         """
         pages = [lease.block_table for lease in leases]
-        counts = [len(new) for new in slots]
+        counts = list(map(len, slots))
         lengths = [lease.length for lease in leases]
-        self._check(pages, counts, lengths)
-        buffer = self._take()
         batch, tokens = len(leases), sum(counts)
+        self._check(pages, counts, lengths, tokens)
+        buffer = self._take()
         for row, table in enumerate(pages):
             buffer.block_tables[row, : len(table)] = table
         buffer.lengths[:batch] = lengths
@@ -188,15 +188,15 @@ class BatchTables:
         t = self.tables
         return Tables(t.block_tables[:batch], t.lengths[:batch], t.starts[: batch + 1], t.slots)
 
-    def _check(self, pages: Sequence[PageIds], counts: Sequence[int], lengths: Sequence[int]) -> None:
-        (batch, width), tokens = self._sections.shape, self._sections.lengths // 8
+    def _check(self, pages: Sequence[PageIds], counts: Sequence[int], lengths: Sequence[int], tokens: int) -> None:
+        (batch, width), most = self._sections.shape, self._sections.lengths // 8
         if len(pages) != len(counts):
             raise ValueError(f"{len(pages)} leases with slots of {len(counts)}")
         if any(map(operator.lt, lengths, counts)):
             raise ValueError(f"lengths {lengths} are below the new tokens in them, {counts}")
-        if len(pages) > batch or sum(counts) > tokens:
-            raise ValueError(f"{len(pages)} sequences and {sum(counts)} tokens are over {batch} and {tokens}")
-        longest = max((len(table) for table in pages), default=0)
+        if len(pages) > batch or tokens > most:
+            raise ValueError(f"{len(pages)} sequences and {tokens} tokens are over {batch} and {most}")
+        longest = max(map(len, pages), default=0)
         if longest > width:
             raise ValueError(f"a block table of {longest} pages is over {width}")
 

@@ -260,6 +260,17 @@ def test_page_ids_are_not_cut_to_what_is_there(ids: object) -> None:
             dev.gather_pages(0, torch.from_numpy(ids))
 
 
+def test_whole_pages_are_those_of_the_pool() -> None:
+    dev = device(4)
+    for bad in (-1, 4, 2**32):
+        with pytest.raises(ValueError, match=rf"page id {bad} is outside \[0, 3\]"):
+            dev.gather_pages(0, torch.tensor([0, bad]))
+    for wrong in (torch.tensor([0.0, 1.0]), torch.tensor([True, False])):
+        with pytest.raises(ValueError, match="page ids are integers"):
+            dev.gather_pages(0, wrong)
+    assert len(dev.gather_pages(0, torch.tensor([3, 0], dtype=torch.int32))[0]) == 2 * PAGE
+
+
 def test_page_ids_of_any_integer_type_are_taken() -> None:
     for good in ([1, 3], (3, 0), np.array([2, 3], np.uint8), np.arange(4)[::2], torch.tensor([1, 2])):
         ids = checked_pages(good, 2, 4)
@@ -267,7 +278,9 @@ def test_page_ids_of_any_integer_type_are_taken() -> None:
     assert checked_pages([], 0, 4).dtype == np.int32
 
 
-@pytest.mark.parametrize("slots", [[0.0, 1.5], [True, False], [[0, 1]], torch.tensor([0.5, 1.0]), 3])
+@pytest.mark.parametrize(
+    "slots", [[0.0, 1.5], [True, False], [[0, 1]], torch.tensor([0.5, 1.0]), 3, [1j], np.array([1], np.uint64)]
+)
 def test_slots_are_whole_numbers(slots: object) -> None:
     dev = device(2)
     k = torch.ones(4, 2, 64).half()
@@ -284,6 +297,7 @@ def test_slots_are_whole_numbers(slots: object) -> None:
         ({"scale": 0.0}, "scale 0.0 must be positive"),
         ({"scale": -0.1}, "scale -0.1 must be positive"),
         ({"scale": math.nan}, "scale nan must be positive"),
+        ({"scale": math.inf}, "scale inf must be positive, .* finite"),
     ],
 )
 def test_attention_that_means_nothing_is_refused(options: dict[str, float], why: str) -> None:
@@ -301,7 +315,7 @@ def test_one_sequence_s_tensors_must_fit() -> None:
             attend(q, less, v)
     with pytest.raises(ValueError, match=r"sinks must be \[4\], not \(2,\)"):
         attend(q, k, v, sinks=torch.ones(2))
-    for softcap in (-1.0, math.nan):
+    for softcap in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"softcap {softcap} not negative"):
             attend(q, k, v, softcap=softcap)
 
