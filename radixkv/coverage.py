@@ -7,10 +7,13 @@ from collections.abc import Iterable
 import msgspec
 
 from radixkv.match import Found
-from radixkv.node import HOST, ChunkRecord, Root, State, common_tokens
+from radixkv.node import HOST, ChunkRecord, Node, Root, State, common_tokens
 from radixkv.residency import Residency
+from radixkv.tree import PrefixTree
 from radixkv.types import Tokens
 
+FEW = 4
+"""Short records that are looked at one by one."""
 BRANCHES = 16
 """Nodes of other branches looked at for a record that holds the shared head of a chunk."""
 
@@ -79,11 +82,11 @@ def _furthest(
         if most <= covered or node.start >= start + tree.chunk_pages:
             continue
         at = index - node.start // tree.chunk_pages
-        sorts: list[Iterable[ChunkRecord]] = [(node.records or ())[at : at + 1]]
-        for end in tree.short_ends(node, index) if node.shorts else ():
-            sorts.append(tree.nearest(node, end, said[(end - start) * size :][:size]))
+        sorts: list[Iterable[ChunkRecord]] = [(record,) for record in (node.records or ())[at : at + 1]]
+        if node.shorts:
+            sorts += _shorts(tree, node, index, said)
         for records in sorts:
-            record = next(filter(residency.readable, records), None)
+            record = next((record for record in records if residency.readable(record)), None)
             if record is not None:
                 end = first + common_tokens(tree.record_tokens(record), 0, said)
                 if end > covered:
@@ -91,6 +94,16 @@ def _furthest(
         if number >= above:
             near += [(child, most) for child in tree.newest_children(node)]
     return best, covered
+
+
+def _shorts(tree: PrefixTree, node: Node, index: int, said: Tokens) -> list[Iterable[ChunkRecord]]:
+    """The short records of chunk ``index`` at ``node``, of ``said`` tokens: of those that end at one page the nearest
+    come first, and the others say no more.
+    """
+    if len(node.shorts or ()) <= FEW:
+        return [(record,) for record in node.shorts or () if record.index == index]
+    start, size = index * tree.chunk_pages, tree.page_tokens
+    return [tree.nearest(node, end, said[(end - start) * size :][:size]) for end in tree.short_ends(node, index)]
 
 
 def host_tokens(parts: list[Part], have: int) -> int:

@@ -231,3 +231,16 @@ def test_h3_stats_walks_nothing(drive: Drive, monkeypatch: pytest.MonkeyPatch) -
     d.cache.unique_tokens()
     for session in sessions:
         session.close()
+
+
+def test_h1_a_partly_common_page_that_is_loaded_over_is_no_hit_of_the_device(drive: Drive) -> None:
+    d = drive()
+    d.to_host(prompt(24))
+    d.run([*prompt(20), 1, 2, 3])
+    assert d.look(prompt(25)) == (20, 24, 24)
+    session = d.lease(prompt(25), fill=False)
+    assert session.lease.loading_tokens == 8
+    session.wait()
+    hit = session.lease.hit
+    assert (hit.device_tokens, hit.host_tokens, hit.disk_tokens) == (16, 8, 0)
+    session.close()
