@@ -49,6 +49,7 @@ def test_a_chat_is_written_one_turn_late(drive: Drive, second_use: None) -> None
     chat = prompt(640)
     for turn, length in enumerate((130, 300, 470, 640)):
         d.run(chat[:length])
+        d.check()
         d.drain()
         d.flush()
         before = (0, 130, 300, 470)[turn]
@@ -86,6 +87,21 @@ def test_what_a_write_ahead_passed_over_is_written_ahead_once_used(
     d.cache.tick()
     d.drain()
     assert d.stats.disk_chunks == (3 if used_again else 0), "without a flush"
+    d.check()
+
+
+def test_what_is_used_again_on_its_way_to_the_host_is_written_from_there(drive: Drive, second_use: None) -> None:
+    d = drive(disk_bytes=DISK, write_ahead=0.0)
+    d.run(prompt(150))
+    stores = d.copies(StorePlan)
+    assert d.run(prompt(150)) == 149
+    d.check()
+    for store in stores:
+        d.finish(store)
+    d.drain()
+    d.cache.tick()
+    d.drain()
+    assert stores and d.stats.disk_chunks == 3
     d.check()
 
 
