@@ -123,6 +123,15 @@ def stretches(free: dict[int, tuple[bytes, int]]) -> list[list[int]]:
     return out
 
 
+@pytest.mark.parametrize(("left", "right"), [(0, 3), (3, 0), (2, 3), (3, 2), (3, 3)])
+def test_a_piece_joins_what_lies_on_both_sides_in_order(left: int, right: int) -> None:
+    spent = Spent(1 << 40, 0)
+    pieces = [Piece(place * RUN_BYTES, b"a", place, 1) for place in range(left + 1 + right)]
+    spent.add(pieces[:left] + pieces[left + 1 :])
+    spent.add([pieces[left]])
+    assert spent.longest(1 << 30) == pieces and not spent.left
+
+
 def test_what_is_remembered_of_stretches_does_not_grow() -> None:
     spent = Spent(1 << 40, 0)
     spent.add([Piece(1 << 30, b"long", 0, 100)])
