@@ -180,7 +180,7 @@ class Store:
         return self._extent.run_is_whole(value)
 
     def cold(self, txn: Transaction[memoryview], key: bytes, most: int) -> Generator[Bytes, None, None] | None:
-        """A record past the page cache, see ``Extent``."""
+        """A record that is not in memory, from the disk, see ``Extent``."""
         return self._extent.cold(txn, PAYLOAD, key, most)
 
     def payload_tree(self, txn: Transaction[memoryview]) -> bytes:

@@ -114,7 +114,7 @@ class ReadOnlyStore:
                 yield txn
 
     def cold(self, txn: Transaction[memoryview], key: bytes, most: int) -> Generator[Bytes, None, None] | None:
-        """A record past the page cache, see ``Extent``."""
+        """A record that is not in memory, from the disk, see ``Extent``."""
         return self._extent.cold(txn, PAYLOAD, key, most)
 
     def _follow(self) -> None:
