@@ -104,3 +104,13 @@ def test_a_path_that_goes_on_comes_back_to_the_host_as_a_whole(drive: Drive) -> 
     d.drain()
     d.evict_all()
     assert d.look(prompt(48)) == (0, 48, 48)
+
+
+def test_keep_inside_the_last_page_keeps_its_tokens(drive: Drive) -> None:
+    d = drive()
+    d.run(prompt(20))
+    session = d.lease(prompt(20), fill=False).wait().fill()
+    session.decode(prompt(5, 2))
+    session.close(keep=20)
+    assert d.look([*prompt(20), *prompt(5, 2)])[0] == 20
+    d.check()
