@@ -70,8 +70,9 @@ class Restore:
         todo = [(parent, row) for row in self.orphans.pop(key, ())]
         while todo:
             parent, row = todo.pop()
-            if not self.residency.stored.reclaim(row.key) and self.open:
-                continue  # given up as a stray meanwhile
+            stored = self.residency.stored
+            if row.key in stored.keys or (not stored.reclaim(row.key) and self.open):
+                continue  # about to be written anew, or given up as a stray meanwhile
             record = self._place(root, parent, row)
             if not record.short:  # of chunks of another size, in a namespace that has no name: they stay strays
                 todo += [(record, below) for below in self.orphans.pop(row.key, ())]

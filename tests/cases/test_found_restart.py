@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from radixkv.keys import Namespace
 from radixkv.node import DISK as DISK_TIER
+from radixkv.plan import StorePlan, WritePlan
 from tests.cases.conftest import Drive
-from tests.harness.driver import make_layout, prompt
+from tests.harness.driver import DISK, make_layout, prompt
 
 
 def test_nothing_hangs_from_a_chunk_that_is_not_whole(drive: Drive) -> None:
@@ -33,3 +34,27 @@ def test_nothing_hangs_from_a_chunk_that_is_not_whole(drive: Drive) -> None:
     d.namespaces.update(spaces)
     assert [d.look(prompt(24), ns)[2] for ns in spaces] == [24] * 6
     d.check()
+
+
+def test_a_lost_parent_comes_back_while_its_child_is_about_to_be_written(drive: Drive) -> None:
+    """The child's old row is a stray, and its record has a place on disk: the row is not placed a second time."""
+    d = drive(layout=make_layout(page=4, chunk=16), host_chunks=1, disk_bytes=DISK)
+    d.run(prompt(32))
+    d.drain()
+    d.flush()
+    (_, first), _ = d.records(prompt(32))
+    assert d.core.disk is not None
+    d.core.disk.delete([first])
+    d.restart()
+    assert d.look(prompt(32)) == (0, 0, 0)
+    session = d.lease(prompt(32))
+    d.cache.tick()
+    while not any(plan.staging for plan in d.copies(StorePlan)):
+        d.finish(next(plan for plan in d.mover.plans if isinstance(plan, StorePlan)))
+    (write,) = d.copies(WritePlan)
+    d.finish(write)
+    d.check()
+    d.drain()
+    session.close()
+    d.only_disk()
+    assert d.look(prompt(32)) == (0, 0, 32)
