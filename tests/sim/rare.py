@@ -54,7 +54,8 @@ def clear_some(sim: Requests) -> str:
     before = world.look(tokens, ns)[0]
     if since < cache.now:
         done = cache.clear(sim.chance.choice([None, ns]), tier, unused_since=since)
-        assert session is None or world.look(tokens, ns)[0] == before, "what was used just now is cleared"
+        # a load that has ended by now makes it more
+        assert session is None or world.look(tokens, ns)[0] >= before, "what was used just now is cleared"
     else:
         done = cache.clear(ns, tier, unused_since=since)
     if session is not None:
@@ -108,10 +109,12 @@ def figures(sim: Requests) -> str:
 
 
 def trip(sim: Requests) -> str:
-    """Movers raise at a share of what they are handed, or refuse kinds that they seldom do; or none of it any more."""
-    kinds: list[set[type]] = [set(), set(), {LoadPlan}, {ReadPlan}, {DeletePlan}, {NamePlan, TouchPlan}]
-    sim.world.mover.refuse = refused = sim.chance.choice(kinds)
-    sim.world.mover.pace.trip = share = sim.chance.choice([0.0, 0.0, 0.2])
+    """Movers raise at a share of what they are handed, or refuse kinds that they seldom do; mostly none of it any more,
+    else there is little left for copies to go wrong in.
+    """
+    kinds: list[set[type]] = [*[set()] * 8, {LoadPlan}, {ReadPlan}, {DeletePlan}, {NamePlan, TouchPlan}]
+    sim.world.mover.refuse = refused = set(sim.chance.choice(kinds))
+    sim.world.mover.pace.trip = share = sim.chance.choice([0.0, 0.0, 0.0, 0.0, 0.2])
     return f"{share} {' '.join(kind.__name__ for kind in refused)}"
 
 

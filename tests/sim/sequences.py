@@ -178,6 +178,6 @@ SEQUENCES: dict[Sequence, float] = {
     failed_copies: 2,
     lost_copy: 2,
     new_weights: 1,
-    pictures: 1,
+    pictures: 3,
 }
 """How often each is drawn, in proportion."""
