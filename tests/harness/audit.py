@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radixkv.core import Core
-from radixkv.keys import Namespace, root_key
+from radixkv.keys import Namespace, chunk_key, root_key
 from radixkv.node import DISK, HOST, ChunkRecord, Node, Root, State
 from radixkv.plan import Outcome
 from tests.harness.oracle import Bits, planar
@@ -48,6 +48,13 @@ def _root(driver: Driver, core: Core, root: Root, ns: Namespace, *, disk: bool) 
         for record in (*(node.records or ()), *(node.shorts or ())):
             tokens = np.frombuffer(path[: record.end * core.tree.page_bytes] + record.tail, np.int32)
             first = record.index * driver.layout.chunk_tokens
+            if record.key is not None:
+                parent = root.key if record.parent is None else record.parent.key
+                assert parent is not None, "a record with a key has a parent with one"
+                said = core.media.stored(tokens[first:].tobytes())
+                key = chunk_key(parent, *said)
+                cut = key[:1] + bytes(31)  # as tests of colliding keys make them
+                assert record.key in (key, cut), "a key says parent, tokens and media"
             _record(driver, core, record, planar(driver.oracle(ns, tokens)[:, :, first:]), disk=disk)
         todo += [(child, path) for child in (node.children or {}).values()]
 
