@@ -52,18 +52,23 @@ def test_of_many_short_records_the_one_with_most_in_common_is_found(drive: Drive
     d.check()
 
 
+def records_given(monkeypatch: pytest.MonkeyPatch, name: str) -> list[ChunkRecord]:
+    """The records that a method of the tree is called with from here on."""
+    given, method = list[ChunkRecord](), getattr(Paths, name)
+
+    def counted(tree: Paths, record: ChunkRecord) -> object:
+        given.append(record)
+        return method(tree, record)
+
+    monkeypatch.setattr(Paths, name, counted)
+    return given
+
+
 def test_few_of_many_short_records_are_looked_at(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     d = drive(layout=SMALL, pages=64, host_chunks=550)
     head = [9, 9, 9, 9]
     in_the_host(d, [[*head, 7, 7, number] for number in range(500)])
-    looked: list[object] = []
-    known = Paths.record_tokens
-
-    def counted(tree: Paths, record: ChunkRecord) -> bytes:
-        looked.append(record)
-        return known(tree, record)
-
-    monkeypatch.setattr(Paths, "record_tokens", counted)
+    looked = records_given(monkeypatch, "record_tokens")
     assert d.look([*head, 7, 7, 123]) == (0, 7, 7) and d.look([*head, 7, 7, 10_000]) == (0, 6, 6)
     assert d.look([*head, 8]) == (0, 4, 4) and d.look([5, 5]) == (0, 0, 0)
     assert len(looked) <= 4
@@ -212,14 +217,7 @@ def test_a_refused_job_deep_in_a_path_makes_few_records(drive: Drive, monkeypatc
     tokens = prompt(16 * 40)
     session = d.lease(tokens, fill=False)
     session.compute()
-    made: list[ChunkRecord] = []
-    attach = Paths.attach
-
-    def counted(tree: Paths, record: ChunkRecord) -> ChunkRecord:
-        made.append(record)
-        return attach(tree, record)
-
-    monkeypatch.setattr(Paths, "attach", counted)
+    made = records_given(monkeypatch, "attach")
     session.commit()
     d.cache.tick()
     assert 0 < len(made) <= 8

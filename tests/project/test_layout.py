@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = ("tiers", "gpu", "api")
+MOST_LINES = 400
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +102,11 @@ def test_constraints_pin_what_the_makefile_installs() -> None:
         "schemathesis",
     ):
         assert name in pins
+
+
+def test_no_file_is_longer_than_what_is_read_at_a_sitting() -> None:
+    folders = ("radixkv", *LINKED, "tests", "bench", "examples")
+    files = [file for name in folders for file in (ROOT / name).rglob("*.py")]
+    assert len(files) > 300
+    long = {str(file.relative_to(ROOT)): n for file in files if (n := len(file.read_text().splitlines())) > MOST_LINES}
+    assert not long, f"over {MOST_LINES} lines"
