@@ -88,9 +88,8 @@ class PrefixTree(Paths):
         """The counts of a namespace, which outlive its root: of those that hold nothing, the newest few."""
         found = self.uses.get(digest)
         if found is None:
-            for old in (
-                list(islice(self.uses, 2)) if len(self.uses) >= NAMESPACES else ()
-            ):  # not all that hold something
+            # two are looked at, not all that hold something
+            for old in list(islice(self.uses, 2)) if len(self.uses) >= NAMESPACES else ():
                 if old in self.roots:
                     self.uses.move_to_end(old)
                 else:
