@@ -115,7 +115,7 @@ def trip(sim: Requests) -> str:
     kinds: list[set[type]] = [*[set()] * 8, {LoadPlan}, {ReadPlan}, {DeletePlan}, {NamePlan, TouchPlan}]
     sim.world.mover.refuse = refused = set(sim.chance.choice(kinds))
     sim.world.mover.pace.trip = share = sim.chance.choice([0.0, 0.0, 0.0, 0.0, 0.2])
-    return f"{share} {' '.join(kind.__name__ for kind in refused)}"
+    return f"{share} {' '.join(sorted(kind.__name__ for kind in refused))}"
 
 
 def break_copies(sim: Requests) -> str:
